@@ -1,0 +1,84 @@
+"""unnorm learns unnormalized statistical models and hands back a normalised density with an error bar.
+
+>>> import torch, unnorm
+>>> x = unnorm.data.toy("8gaussians").sample(1000, generator=torch.Generator().manual_seed(0))
+>>> q = unnorm.Gaussian.fit(x)
+>>> model = unnorm.Tilted(q, unnorm.MLP(2, hidden=(32,)))
+>>> history = unnorm.fit(model, unnorm.MECO(q), x, unnorm.Training(steps=20))
+>>> density = unnorm.Density.normalise(model, q, n=1000)
+>>> density.log_prob(x).shape
+torch.Size([1000])
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from unnorm import data, diagnostics, estimators, metrics, models, noise, optim, partition, samplers
+    from unnorm.density import Density
+    from unnorm.estimators import MECO, Estimator
+    from unnorm.models import MLP, Quadratic, Tilted
+    from unnorm.noise import Gaussian, Noise, from_distribution
+    from unnorm.samplers import Sampler
+    from unnorm.train import Training, fit, step
+    from unnorm.types import History, LogDensity, LogZ, Objective
+
+__all__ = [
+    "MECO",
+    "MLP",
+    "Density",
+    "Estimator",
+    "Gaussian",
+    "History",
+    "LogDensity",
+    "LogZ",
+    "Noise",
+    "Objective",
+    "Quadratic",
+    "Sampler",
+    "Tilted",
+    "Training",
+    "data",
+    "diagnostics",
+    "estimators",
+    "fit",
+    "from_distribution",
+    "metrics",
+    "models",
+    "noise",
+    "optim",
+    "partition",
+    "samplers",
+    "step",
+]
+
+_HOME = {
+    "MECO": "estimators",
+    "MLP": "models",
+    "Density": "density",
+    "Estimator": "estimators",
+    "Gaussian": "noise",
+    "History": "types",
+    "LogDensity": "types",
+    "LogZ": "types",
+    "Noise": "noise",
+    "Objective": "types",
+    "Quadratic": "models",
+    "Sampler": "samplers",
+    "Tilted": "models",
+    "Training": "train",
+    "fit": "train",
+    "from_distribution": "noise",
+    "step": "train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Torch takes seconds to import: `unnorm --help` must not wait for it, so names are found when first used.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"unnorm.{_HOME[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"unnorm.{name}")
+    raise AttributeError(f"module 'unnorm' has no attribute '{name}'")

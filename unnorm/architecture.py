@@ -1,0 +1,66 @@
+"""Modules as plain JSON and back: a saved file names what to build, it never brings code."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from unnorm.data.transforms import Standardize
+from unnorm.errors import BrokenFile, UnnormError
+from unnorm.models import MLP, Quadratic, Tilted
+from unnorm.noise import Gaussian
+
+__all__ = ["build", "describe", "is_custom"]
+
+KINDS: Mapping[str, type[nn.Module]] = {
+    "gaussian": Gaussian,
+    "mlp": MLP,
+    "quadratic": Quadratic,
+    "standardize": Standardize,
+    "tilted": Tilted,
+}
+CUSTOM = "custom"
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """What `build` needs to make such a module anew; of a foreign class only its name is noted.
+
+    >>> describe(Quadratic(2))
+    {'kind': 'quadratic', 'event': [2], 'learn_precision': True}
+    >>> describe(nn.ReLU())
+    {'kind': 'custom', 'class': 'torch.nn.modules.activation.ReLU'}
+    """
+    for kind, cls in KINDS.items():
+        if type(module) is cls:
+            settings = module.config.items()  # type: ignore[union-attr,operator]
+            return {"kind": kind} | {
+                key: describe(value) if isinstance(value, nn.Module) else value for key, value in settings
+            }
+    cls = type(module)
+    return {"kind": CUSTOM, "class": f"{cls.__module__}.{cls.__qualname__}"}
+
+
+def is_custom(spec: Mapping[str, Any]) -> str | None:
+    """The class that `build` cannot make, if there is one in the description."""
+    if spec.get("kind") == CUSTOM:
+        return str(spec.get("class"))
+    return next((name for value in spec.values() if isinstance(value, Mapping) and (name := is_custom(value))), None)
+
+
+def build(spec: Any) -> nn.Module:
+    """The described module on the meta device: shapes only, so that a file cannot ask for memory it does not fill.
+
+    >>> build({"kind": "quadratic", "event": [2], "learn_precision": True}).linear.is_meta
+    True
+    """
+    if not isinstance(spec, Mapping) or spec.get("kind") not in KINDS:
+        raise BrokenFile(f"The file describes something unknown: {str(spec)[:80]}.")
+    settings = {
+        key: build(value) if isinstance(value, Mapping) else value for key, value in spec.items() if key != "kind"
+    }
+    try:
+        with torch.device("meta"):
+            return KINDS[spec["kind"]](**settings)
+    except (UnnormError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
+        raise BrokenFile(f"The file's description of a '{spec['kind']}' is not valid: {problem}") from problem

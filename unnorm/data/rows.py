@@ -1,0 +1,80 @@
+"""Rows on disk or in memory, read a batch at a time; and their moments, a chunk at a time."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unnorm.errors import DataError
+
+__all__ = ["Moments", "RowSource", "Rows", "chunks", "moments"]
+
+ELEMENTS = 2**20  # numbers held at once while passing over the data: 8 MB in float64
+
+
+class RowSource(Protocol):
+    """What training and fitting read from: a tensor, or anything indexed like one along its first axis."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Tensor, /) -> Tensor: ...
+
+
+class Rows:
+    """Rows `index` of a (memory-mapped) array, as tensors of `dtype`; nothing is read before it is asked for.
+
+    >>> rows = Rows(np.arange(8.0).reshape(4, 2), index=np.array([1, 3]))
+    >>> len(rows), rows[torch.tensor([1])]
+    (2, tensor([[6., 7.]], dtype=torch.float64))
+    """
+
+    def __init__(self, values: np.ndarray, index: np.ndarray | None = None, dtype: torch.dtype = torch.float64):
+        self.values, self.index, self.dtype = values, index, dtype
+
+    def __len__(self) -> int:
+        return len(self.values) if self.index is None else len(self.index)
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        place = index.cpu().numpy()
+        rows = self.values[place if self.index is None else self.index[place]]
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.dtype)
+
+
+def chunks(data: RowSource, size: int | None = None) -> Iterator[Tensor]:
+    """All rows in order, at most `size` at a time (default: as many as hold a million numbers)."""
+    if size is None and len(data) > 0:
+        size = max(1, ELEMENTS // data[torch.zeros(1, dtype=torch.int64)].numel())
+    for start in range(0, len(data), size or 1):
+        yield data[torch.arange(start, min(start + (size or 1), len(data)))]
+
+
+class Moments(NamedTuple):
+    """Float64 moments of the rows; `constant` marks coordinates with one value only."""
+
+    n: int
+    mean: Tensor
+    variance: Tensor
+    constant: Tensor
+
+
+def moments(data: RowSource) -> Moments:
+    """Mean and (population) variance of each coordinate, in two passes over chunks.
+
+    >>> moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))[1:]
+    (tensor([2., 5.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64), tensor([False,  True]))
+    """
+    n = len(data)
+    if n == 0:
+        raise DataError("The data have no rows.")
+    first = next(chunks(data, 1))[0].double()
+    # Shifting by the first row keeps an exactly constant coordinate exactly constant.
+    shift = sum((chunk.double() - first).sum(0) for chunk in chunks(data)) / n
+    constant = torch.ones_like(first, dtype=torch.bool)
+    variance = torch.zeros_like(first)
+    for chunk in chunks(data):
+        centred = chunk.double() - first
+        constant &= (centred == 0).all(0)
+        variance += (centred - shift).square().sum(0)
+    return Moments(n, first + shift, variance / n, constant)

@@ -1,0 +1,138 @@
+"""Can the weights be trusted? Effective sample size, Pareto k, and the verdict in words."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+from torch import Tensor
+
+from unnorm.types import LogZ
+
+__all__ = ["KHAT_LIMIT", "Verdict", "effective_sample_size", "pareto_khat", "verdict"]
+
+KHAT_LIMIT = 0.7  # Vehtari et al. 2024: below, the stderr of an importance estimate can be believed
+
+
+def effective_sample_size(log_w: Tensor) -> Tensor:
+    """(sum w)^2 / sum w^2 over the last axis, in draws.
+
+    >>> effective_sample_size(torch.zeros(5))
+    tensor(5.)
+    """
+    return torch.exp(2 * torch.logsumexp(log_w, -1) - torch.logsumexp(2 * log_w, -1))
+
+
+def pareto_khat(log_w: Tensor) -> float:
+    """Shape of the generalized Pareto distribution fitted to the largest weights (arviz-stats).
+
+    Weights that do not vary have no tail and read as 0; a fit that fails reads as infinity, never as a good value.
+
+    >>> pareto_khat(torch.zeros(100))
+    0.0
+    >>> bool(pareto_khat(torch.randn(10_000, generator=torch.Generator().manual_seed(0))) < 0.7)
+    True
+    """
+    weights = log_w.detach().cpu().double().numpy()
+    if not np.isfinite(weights.max()):
+        return math.inf
+    if weights.max() - weights.min() < 1e-4:
+        return 0.0
+    if len(weights) < 25:
+        return math.inf
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        smoothed, khat = array_stats.psislw(-weights)  # it takes log-likelihoods, the negative of log-weights
+    return float(khat) if np.isfinite(khat) and np.isfinite(smoothed).all() else math.inf
+
+
+class Verdict(NamedTuple):
+    """TRUST, CARE or DISTRUST, and why.
+
+    >>> Verdict("CARE", ("the model is no better than its noise",)).line()
+    'CARE: the model is no better than its noise.'
+    """
+
+    level: str
+    reasons: tuple[str, ...]
+
+    def line(self) -> str:
+        return f"{self.level}: {'; '.join(self.reasons)}."
+
+
+def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None) -> Verdict:
+    """Judge a fitted density by its normaliser and, where known, its likelihoods.
+
+    Args:
+        log_z: estimates by method; "importance" always, "grid" in one and two dimensions.
+        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats.
+
+    >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
+    >>> verdict({"importance": good}).level
+    'TRUST'
+    >>> print(verdict({"importance": good._replace(khat=1.2)}).line())
+    DISTRUST: the importance weights have Pareto k 1.20, at or above 0.7, so log Z and its error cannot be believed.
+    """
+    numbers = numbers or {}
+    bad, doubtful = [], []
+    importance, grid = log_z["importance"], log_z.get("grid")
+    grid_is_good = grid is not None and grid.stderr < 0.05
+    if not math.isfinite(importance.value):
+        bad.append(f"log Z by importance sampling is {importance.value}")
+    if grid is not None and not grid_is_good:
+        doubtful.append(f"the grid's own error estimate is {grid.stderr:.2g} nats")
+    if importance.khat >= KHAT_LIMIT:
+        consequence = "so only the grid's log Z counts" if grid_is_good else "so log Z and its error cannot be believed"
+        (doubtful if grid_is_good else bad).append(
+            f"the importance weights have Pareto k {importance.khat:.2f}, at or above {KHAT_LIMIT}, {consequence}"
+        )
+    elif not grid_is_good and importance.stderr > 0.05:
+        (bad if importance.stderr > 0.5 else doubtful).append(
+            f"log Z is known only to {importance.stderr:.2g} nats "
+            f"(effective sample size {importance.ess:.0f} of {importance.n})"
+        )
+    if grid is not None and importance.khat < KHAT_LIMIT:
+        gap = abs(importance.value - grid.value)
+        error = math.hypot(importance.stderr, grid.stderr)
+        if gap > 3 * error and gap > 1e-3:
+            (bad if gap > 0.1 else doubtful).append(
+                f"importance sampling and grid differ by {gap:.3f}, {gap / error:.1f} of their error"
+            )
+    doubtful += _likelihood_doubts(numbers, grid_is_good, importance)
+    if bad:
+        return Verdict("DISTRUST", tuple(bad + doubtful))
+    if doubtful:
+        return Verdict("CARE", tuple(doubtful))
+    return Verdict("TRUST", (_praise(importance, grid),))
+
+
+def _praise(importance: LogZ, grid: LogZ | None) -> str:
+    agreement = f" and a grid agrees within {abs(importance.value - grid.value):.4f}" if grid else ""
+    return (
+        f"log Z is known to {importance.stderr:.2g} nats, Pareto k is {importance.khat:.2f}, "
+        f"the effective sample size {importance.ess:.0f} of {importance.n}{agreement}"
+    )
+
+
+def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importance: LogZ) -> list[str]:
+    doubts: list[str] = []
+    test, stderr = numbers.get("test_nll"), numbers.get("test_stderr", 0.0)
+    if test is None:
+        return doubts
+    noise, train = numbers.get("noise_nll"), numbers.get("train_nll")
+    if noise is not None and test > noise:
+        doubts.append(f"the model's test NLL {test:.3f} is no better than its noise's {noise:.3f}")
+    if train is not None and test - train > max(0.1, 3 * stderr):
+        doubts.append(
+            f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "
+            "(fewer steps, smaller model, more rows)"
+        )
+    if noise is not None and not grid_is_good and noise - test > math.log(importance.n):
+        doubts.append(
+            f"the data are {noise - test:.1f} nats from the noise, more than log n = {math.log(importance.n):.1f}: "
+            "no such sample can certify that"
+        )
+    return doubts

@@ -1,0 +1,35 @@
+"""The estimator contract."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from unnorm.errors import InvalidValue
+from unnorm.types import LogDensity, Objective
+
+__all__ = ["Estimator"]
+
+
+class Estimator(nn.Module, ABC):
+    """Turns a model and a batch into something to differentiate.
+
+    Learned extras are Parameters, running state is in buffers, so that `state_dict()` holds all of it; `forward`
+    changes buffers only while `self.training`. An estimator has no optimizer.
+
+    >>> class MaximumLikelihood(Estimator):      # for models that are normalised already
+    ...     def forward(self, model, x, *, generator=None):
+    ...         nll = -model(x).mean()
+    ...         return Objective(nll, {"value": nll.detach()})
+    >>> estimator = MaximumLikelihood()
+    >>> estimator(lambda x: x.sum(-1), torch.ones(4, 2)).info
+    {'value': tensor(-2.)}
+    """
+
+    @abstractmethod
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        """The objective of `model` on the batch `x` of shape (n, *event)."""
+
+    def set_gamma(self, gamma: float) -> None:
+        """Set the tracker's rate for the coming step; only estimators with such a rate have one to set."""
+        raise InvalidValue(f"{type(self).__name__} has no rate 'gamma' to follow a sequence.")

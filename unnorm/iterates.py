@@ -1,0 +1,60 @@
+"""Which iterate training hands back: the last, one drawn uniformly (as the paper's Algorithm 1 says), or an average."""
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from unnorm.errors import InvalidValue
+from unnorm.names import unknown
+
+__all__ = ["ITERATES", "Iterates", "polynomial_average"]
+
+ITERATES = ("last", "random", "averaged")
+
+
+def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 3.0) -> Tensor:
+    """Polynomial-decay averaging (Shamir and Zhang 2013): later iterates weigh more, no horizon is needed.
+
+    With decay 0 this is the plain mean. `count` iterates are in `average` already.
+
+    >>> polynomial_average(torch.tensor(1.0), torch.tensor(3.0), 1, decay=0.0)
+    tensor(2.)
+    """
+    return average + (new - average) * ((decay + 1) / (count + decay + 1))
+
+
+class Iterates(nn.Module):
+    """Watches theta_1 ... theta_T go by and keeps what the rule asks for; its state is in `state_dict()`.
+
+    >>> model = nn.Linear(1, 1)
+    >>> kept = Iterates("random", model)
+    >>> kept.observe(model, generator=torch.Generator())
+    >>> kept.restore(model)
+    """
+
+    def __init__(self, rule: str, model: nn.Module):
+        super().__init__()
+        if rule not in ITERATES:
+            raise InvalidValue(unknown("iterate", rule, ITERATES))
+        self.rule = rule
+        self.kept = None if rule == "last" else AveragedModel(model, avg_fn=self._combine)
+        self._take = False
+
+    def _combine(self, kept: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+        if self.rule == "averaged":
+            return polynomial_average(kept, new, count)
+        return new if self._take else kept
+
+    def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:
+        """See one more iterate, before it is updated; "random" keeps the t-th with probability 1/t."""
+        if self.kept is None:
+            return
+        if self.rule == "random":
+            draw = torch.rand((), generator=generator, device=generator.device)
+            self._take = bool(draw * (self.kept.n_averaged + 1).to(draw.device) < 1)
+        self.kept.update_parameters(model)
+
+    def restore(self, model: nn.Module) -> None:
+        """Put the chosen iterate into `model`."""
+        if self.kept is not None and int(self.kept.n_averaged) > 0:
+            model.load_state_dict(self.kept.module.state_dict())

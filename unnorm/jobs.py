@@ -1,0 +1,308 @@
+"""The main job: a table in, a folder with a normalised density, its numbers, a picture and a verdict out."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from unnorm import __version__, report
+from unnorm.checkpoint import write_atomically
+from unnorm.data import tables
+from unnorm.data.rows import Rows, RowSource
+from unnorm.data.toy import TOYS, Toy, toy
+from unnorm.data.transforms import Standardize, Transformed
+from unnorm.density import Density
+from unnorm.device import fabric_for
+from unnorm.diagnostics import verdict
+from unnorm.errors import BrokenFile, DataError, InvalidValue
+from unnorm.estimators import MECO, Estimator
+from unnorm.metrics import log_probs, nll
+from unnorm.models import MLP, Quadratic, Tilted
+from unnorm.names import choose, unknown
+from unnorm.noise import Gaussian, Noise
+from unnorm.train import CHECKPOINT, HISTORY, Training, fit
+
+__all__ = ["CONFIG", "RESULT", "Job", "Points", "load_job", "points_for_scoring", "prepare", "run"]
+
+CONFIG, RESULT = "config.json", "result.json"
+ESTIMATORS = {"meco": MECO}
+MODELS = ("tilted", "mlp", "quadratic")
+NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-rank": "low-rank"}
+OWN_FILES = (CONFIG, RESULT, CHECKPOINT, HISTORY, "model.safetensors", "model.json", "density.png", "report.md")
+LEAST_ROWS = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything `unnorm fit` was asked; plain values, saved as `config.json`."""
+
+    data: str
+    key: str | None = None
+    columns: tuple[str, ...] | None = None
+    drop_nonfinite: bool = False
+    drop_constant: bool = False
+    n: int = 50_000
+    test: float = 0.1
+    model: str = "tilted"
+    hidden: tuple[int, ...] = (300, 300, 300)
+    activation: str = "silu"
+    noise: str = "gaussian"
+    estimator: str = "meco"
+    gamma: float | None = None
+    tracker: str = "ema"
+    n_noise: int | None = None
+    n_importance: int = 200_000
+    device: str = "auto"
+    precision: str = "32"
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        if self.n < LEAST_ROWS:
+            raise InvalidValue(f"The number of points 'n' must be at least {LEAST_ROWS}. Got {self.n}.")
+        if not 0 < self.test < 1:
+            raise InvalidValue(f"The 'test' share must be between 0 and 1. Got {self.test}.")
+        if self.n_importance < 100:
+            raise InvalidValue(f"The 'n-importance' draws for log Z must be at least 100. Got {self.n_importance}.")
+        if self.model not in MODELS:
+            raise InvalidValue(unknown("model", self.model, MODELS))
+        choose("noise", self.noise, NOISES)
+        choose("estimator", self.estimator, ESTIMATORS)
+        # What the parts refuse, they refuse before any data are read.
+        self._build_model(2, Gaussian(2)), self._build_estimator(Gaussian(2))
+
+    def _build_model(self, width: int, noise: Noise) -> nn.Module:
+        generator = torch.Generator().manual_seed(self.training.seed)
+        if self.model == "quadratic":
+            return Quadratic(width)
+        net = MLP(width, self.hidden, self.activation, generator=generator)
+        return net if self.model == "mlp" else Tilted(noise, net)
+
+    def _build_estimator(self, noise: Noise) -> Estimator:
+        return ESTIMATORS[self.estimator](noise, n_noise=self.n_noise, gamma=self.gamma, tracker=self.tracker)
+
+
+class Points(NamedTuple):
+    """Rows to train on and to test on, in the user's units, with the names of their columns."""
+
+    train: RowSource
+    test: RowSource
+    columns: tuple[str, ...]
+    width: int  # columns of the file, before any were left out
+    places: tuple[int, ...]  # where the columns stand in the file
+    truth: Toy | None
+
+
+def prepare(job: Job) -> Points:
+    """Read and check the data, and split them by the seed."""
+    if job.data in TOYS:
+        truth = toy(job.data)
+        generator = torch.Generator().manual_seed(job.training.seed)
+        train = truth.sample(job.n, generator=generator)
+        test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
+        return Points(train, test, ("x", "y"), 2, (0, 1), truth)
+    table, places, width = _read(job)
+    if table.rows < LEAST_ROWS:
+        rows = "1 row" if table.rows == 1 else f"{table.rows} rows"
+        raise DataError(f"'{job.data}' has {rows}; fitting and testing a density takes at least {LEAST_ROWS}.")
+    order = np.random.default_rng(job.training.seed).permutation(table.rows)
+    if table.kept is not None:
+        order = table.kept[order]
+    held_out = min(max(1, round(job.test * len(order))), len(order) - 2)
+    test_index, train_index = np.sort(order[:held_out]), np.sort(order[held_out:])
+    return Points(Rows(table.values, train_index), Rows(table.values, test_index), table.columns, width, places, None)
+
+
+def _read(job: Job) -> tuple[tables.Table, tuple[int, ...], int]:
+    try:
+        path = tables.find(job.data)
+    except DataError as problem:
+        if Path(job.data).suffix or os.sep in job.data or Path(job.data).exists():
+            raise
+        raise DataError(unknown("data set", job.data, TOYS) + " Or give a file.") from problem
+    table = tables.read(path, key=job.key)
+    width, names = len(table.columns), table.columns
+    if job.columns is not None:
+        table = tables.select(table, job.columns)
+    table = tables.finite(table, drop=job.drop_nonfinite)
+    constant = _constant_columns(table)
+    if constant and not job.drop_constant:
+        listed = ", ".join(f"'{name}'" for name in constant)
+        raise DataError(f"Constant columns have no density: {listed}. Leave them out with --drop-constant.")
+    if constant:
+        kept = [name for name in table.columns if name not in constant]
+        if not kept:
+            raise DataError(f"Every column of '{job.data}' is constant: there is no density to fit.")
+        table = tables.select(table, kept)
+    return table, tuple(names.index(name) for name in table.columns), width
+
+
+def _constant_columns(table: tables.Table) -> list[str]:
+    first = table.values[0 if table.kept is None else table.kept[0]]
+    varies = np.zeros(len(table.columns), dtype=bool)
+    for start in range(0, table.rows, tables.CHUNK_ROWS):
+        place = slice(start, start + tables.CHUNK_ROWS)
+        varies |= (table.values[place if table.kept is None else table.kept[place]] != first).any(0)
+        if varies.all():
+            break
+    return [name for name, moves in zip(table.columns, varies, strict=True) if not moves]
+
+
+def run(
+    job: Job, out: Path, *, resume: bool = False, force: bool = False, progress: bool | None = None
+) -> dict[str, Any]:
+    """Fit, normalise, judge and write the folder `out`; returns what `result.json` holds."""
+    fabric = fabric_for(job.device, job.precision)
+    points = prepare(job)
+    transform = Standardize.fit(points.train)
+    config = _config(job, points, transform)
+    if resume:
+        _same_data(config, out)
+    else:
+        _claim(out, force)
+        write_atomically(out / CONFIG, _json(config))
+    train = Transformed(points.train, transform)
+    noise = Gaussian.fit(train, covariance=NOISES[job.noise])
+    model, estimator = job._build_model(len(points.columns), noise), job._build_estimator(noise)
+    history = fit(model, estimator, train, job.training, fabric=fabric, folder=out, resume=resume, progress=progress)
+    generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
+    transform.to(fabric.device)
+    density = Density.normalise(model, noise, transform, n=job.n_importance, generator=generator).cpu()
+    density.save(out)
+    result = _judge(job, density, points) | {"fit_seconds": history["seconds"][-1], "steps": job.training.steps}
+    if isinstance(estimator, MECO):
+        result["tracked_log_u"] = float(estimator.log_u)
+    write_atomically(out / RESULT, _json(result))
+    report.write(out, asdict(job), points, density, result)
+    return result
+
+
+def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
+    """Likelihoods on train, test and under the noise alone, log Z by method, and the verdict."""
+    some = torch.linspace(0, len(points.train) - 1, min(len(points.train), 10_000)).long()
+    test, train = nll(density.log_prob, points.test), nll(density.log_prob, points.train[some])
+
+    def noise_log_prob(x: torch.Tensor) -> torch.Tensor:
+        z, log_det = density.transform(x)
+        return density.noise.log_prob(z.to(density._like())) + log_det
+
+    numbers = {
+        "test_nll": test.value,
+        "test_stderr": test.stderr,
+        "train_nll": train.value,
+        "noise_nll": nll(noise_log_prob, points.test).value,
+    }
+    judged = verdict(density.log_zs, numbers)
+    result: dict[str, Any] = {
+        "data": job.data,
+        "rows": {"train": len(points.train), "test": len(points.test)},
+        **numbers,
+    }
+    if points.truth is not None:
+        gap = log_probs(points.truth.log_prob, points.test) - log_probs(density.log_prob, points.test)
+        result["truth"] = {
+            "entropy": points.truth.entropy,
+            "excess": float(gap.mean()),
+            "excess_stderr": float(gap.std() / math.sqrt(len(gap))),
+        }
+    result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
+    return result | {"verdict": judged.line(), "verdict_level": judged.level}
+
+
+def points_for_scoring(
+    folder: Path, data: str, *, key: str | None, drop_nonfinite: bool
+) -> tuple[Rows, np.ndarray | None]:
+    """The rows of another file, with the columns the model in `folder` was fitted on; and which rows were kept."""
+    table = tables.read(tables.find(data), key=key)
+    config = json.loads((folder / CONFIG).read_text()) if (folder / CONFIG).exists() else None
+    if config is not None:
+        names, places, width = config["columns"], config["places"], config["width"]
+        if table.named and set(names) <= set(table.columns):
+            table = tables.select(table, names)
+        elif len(table.columns) == width:
+            table = tables.select(table, [table.columns[place] for place in places])
+        elif len(table.columns) != len(names):
+            raise DataError(
+                f"'{data}' has {len(table.columns)} columns; the model was fitted on {len(names)} ({_some(names)})."
+            )
+    table = tables.finite(table, drop=drop_nonfinite)
+    return Rows(table.values, table.kept), table.kept
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _config(job: Job, points: Points, transform: Standardize) -> dict[str, Any]:
+    settings = asdict(job)
+    settings["data"] = job.data if job.data in TOYS else str(tables.find(job.data).resolve())
+    return {
+        "unnorm": __version__,
+        "job": settings,
+        "columns": list(points.columns),
+        "places": list(points.places),
+        "width": points.width,
+        "rows": [len(points.train), len(points.test)],
+        "loc": transform.loc.tolist(),
+        "scale": transform.scale.tolist(),
+    }
+
+
+def load_job(folder: Path, steps: int | None = None) -> Job:
+    """The job a run folder was started with, to resume it; `steps` extends it."""
+    path = folder / CONFIG
+    try:
+        settings = json.loads(path.read_text())["job"]
+        training = Training(**settings.pop("training"))
+        lists = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
+        job = Job(training=training, **(settings | lists))
+    except FileNotFoundError:
+        raise BrokenFile(f"There is no run to resume at '{folder}' ('{CONFIG}' is missing).") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise BrokenFile(f"'{path}' is damaged, edited, or not a run's: {problem}") from problem
+    return job if steps is None else replace(job, training=replace(job.training, steps=steps))
+
+
+def _same_data(config: Mapping[str, Any], out: Path) -> None:
+    before = json.loads((out / CONFIG).read_text())
+    for name in ("columns", "rows", "loc", "scale"):
+        if before.get(name) != config[name]:
+            raise DataError(f"The data changed since this run was started ({name} differ): it cannot be resumed.")
+
+
+def _claim(out: Path, force: bool) -> None:
+    """Make the output folder ours, or say why not; only files of ours are ever replaced."""
+    if out.exists() and not out.is_dir():
+        raise InvalidValue(f"The output '{out}' is a file, not a folder.")
+    taken = out.exists() and any(out.iterdir())
+    if taken and not force:
+        resumable = f", --resume {out} to continue it" if (out / CHECKPOINT).exists() else ""
+        raise InvalidValue(
+            f"The output folder '{out}' exists. Use --force to replace its run{resumable}, or another --out."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in OWN_FILES:
+            (out / name).unlink(missing_ok=True)
+        write_atomically(out / CONFIG, b"{}")
+    except OSError as problem:
+        raise InvalidValue(f"The output folder '{out}' cannot be written: {problem.strerror}.") from problem
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n").encode()
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,51 @@
+"""The noise contract."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from unnorm.errors import InvalidValue
+
+__all__ = ["Noise"]
+
+
+class Noise(nn.Module, ABC):
+    """A distribution q that is easy to sample and to evaluate, positive wherever the model is.
+
+    Its numbers live in buffers, so `.to()` and `state_dict()` work. A new noise writes two private methods:
+
+    >>> class Uniform(Noise):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.register_buffer("width", torch.tensor(2.0))
+    ...     def _sample(self, n, generator):
+    ...         return self.width * torch.rand(n, 1, generator=generator, device=self.width.device)
+    ...     def _log_prob(self, x):
+    ...         inside = ((x >= 0) & (x <= self.width)).all(-1)
+    ...         return torch.where(inside, -self.width.log(), -torch.inf)
+    >>> q = Uniform()
+    >>> q.log_prob(q.sample(2, generator=torch.Generator().manual_seed(0)))
+    tensor([-0.6931, -0.6931])
+    """
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """`n` independent draws, shape (n, *event)."""
+        if n < 1:
+            raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
+        with torch.no_grad():
+            return self._sample(n, generator)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """The normalised log density, (n, *event) -> (n,)."""
+        return self._log_prob(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A noise is a LogDensity too."""
+        return self.log_prob(x)
+
+    @abstractmethod
+    def _sample(self, n: int, generator: torch.Generator | None) -> Tensor: ...
+
+    @abstractmethod
+    def _log_prob(self, x: Tensor) -> Tensor: ...

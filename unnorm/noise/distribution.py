@@ -1,0 +1,105 @@
+"""Any `torch.distributions` object as a noise."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Transform
+
+from unnorm.noise.base import Noise
+
+__all__ = ["DistributionNoise", "from_distribution"]
+
+
+def from_distribution(distribution: Distribution) -> "DistributionNoise":
+    """A noise that draws from and evaluates `distribution`; its batch axes become part of the event.
+
+    >>> q = from_distribution(torch.distributions.Laplace(torch.zeros(2), torch.ones(2)))
+    >>> q.log_prob(torch.zeros(1, 2))
+    tensor([-1.3863])
+    >>> q.sample(3, generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([3, 2])
+    """
+    return DistributionNoise(distribution)
+
+
+class DistributionNoise(Noise):
+    """A `torch.distributions` object whose tensors are this module's buffers.
+
+    `torch.distributions` draw from torch's global generators; here a draw with `generator=` seeds a fork of
+    them, so that the same generator gives the same bits and the global state is left as it was.
+    """
+
+    def __init__(self, distribution: Distribution):
+        super().__init__()
+        batch_axes = len(distribution.batch_shape)
+        own = copy.deepcopy(_detached(distribution))
+        self._distribution = Independent(own, batch_axes) if batch_axes else own
+        for name, holder, key in _tensors(self._distribution):
+            self.register_buffer(name, _get(holder, key).clone())
+        self._share()
+
+    def _share(self) -> None:
+        """Make the distribution use the buffers themselves."""
+        for name, holder, key in _tensors(self._distribution):
+            _set(holder, key, self._buffers[name])
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "DistributionNoise":
+        super()._apply(fn, recurse)
+        self._share()
+        return self
+
+    @property
+    def _device(self) -> torch.device:
+        return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            return self._distribution.sample((n,))
+        device = self._device
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        on_gpu = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=on_gpu):
+            torch.default_generator.manual_seed(seed)
+            for gpu in on_gpu:
+                torch.cuda.default_generators[gpu.index or 0].manual_seed(seed)
+            return self._distribution.sample((n,))
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        return self._distribution.log_prob(x)
+
+
+def _parts(holder: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(holder, (list, tuple)):
+        yield from ((str(place), part) for place, part in enumerate(holder))
+    elif isinstance(holder, (Distribution, Transform)):
+        yield from sorted(vars(holder).items())
+
+
+def _tensors(holder: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Every tensor reachable from a distribution: buffer name, the object that holds it, and under which key."""
+    for key, part in _parts(holder):
+        name = f"{path}{key}"
+        if isinstance(part, Tensor):
+            yield name.replace(".", "_"), holder, key
+        else:
+            yield from _tensors(part, f"{name}.")
+
+
+def _get(holder: Any, key: str) -> Tensor:
+    return holder[int(key)] if isinstance(holder, (list, tuple)) else vars(holder)[key]
+
+
+def _set(holder: Any, key: str, value: Tensor | None) -> None:
+    if isinstance(holder, list):
+        holder[int(key)] = value
+    else:
+        vars(holder)[key] = value
+
+
+def _detached(distribution: Distribution) -> Distribution:
+    """A shallow walk that detaches tensors in a copy, because non-leaf tensors cannot be deep-copied."""
+    memo = {id(_get(holder, key)): _get(holder, key).detach() for _, holder, key in _tensors(distribution)}
+    return copy.deepcopy(distribution, memo)

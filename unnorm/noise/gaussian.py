@@ -1,0 +1,194 @@
+"""The multivariate Gaussian, fitted to data: the paper's noise."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from sklearn.utils.extmath import randomized_svd
+from torch import Tensor
+
+from unnorm.data.rows import Moments, RowSource, chunks, moments
+from unnorm.errors import InvalidValue, ShrinkageWarning
+from unnorm.names import choose
+from unnorm.noise.base import Noise
+from unnorm.types import event_shape
+
+__all__ = ["Gaussian"]
+
+COVARIANCES = {"full": "full", "diagonal": "diagonal", "low-rank": "low-rank"}
+CONDITION = 1e8  # a correlation matrix beyond this condition number is treated as singular
+FLOOR = 1e-6  # variance given to a constant coordinate, as a share of the mean variance
+
+
+class Gaussian(Noise):
+    """N(loc, Sigma) with full, diagonal, or low-rank-plus-diagonal covariance.
+
+    Sigma = L L^T, diag(s^2), or F F^T + diag(s^2), with L in `scale_tril`, F in `factor`, s in `scale`.
+
+    Args:
+        event: the shape of one example; the distribution is over its flattened coordinates.
+        covariance: "full", "diagonal" or "low-rank".
+        rank: columns of F for "low-rank".
+
+    >>> q = Gaussian(2)
+    >>> q.log_prob(torch.zeros(1, 2))
+    tensor([-1.8379])
+    >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 2.0, 3.0])
+    >>> q = Gaussian.fit(x, covariance="diagonal")
+    >>> q.sample(4, generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 3])
+    """
+
+    loc: Tensor
+    scale: Tensor
+    scale_tril: Tensor
+    factor: Tensor
+
+    def __init__(self, event: int | tuple[int, ...], covariance: str = "full", rank: int | None = None):
+        super().__init__()
+        self.event = event_shape(event)
+        self.covariance = choose("covariance", covariance, COVARIANCES)
+        size = math.prod(self.event)
+        if covariance == "low-rank":
+            rank = min(10, size) if rank is None else rank
+            if not 1 <= rank <= size:
+                raise InvalidValue(f"The 'rank' of Gaussian must be between 1 and the {size} coordinates. Got {rank}.")
+        elif rank is not None:
+            raise InvalidValue(
+                f"The 'rank' of Gaussian belongs to covariance='low-rank'. Got covariance='{covariance}'."
+            )
+        self.rank = rank
+        self.register_buffer("loc", torch.zeros(size))
+        if covariance == "full":
+            self.register_buffer("scale_tril", torch.eye(size))
+        else:
+            self.register_buffer("scale", torch.ones(size))
+        if covariance == "low-rank":
+            self.register_buffer("factor", torch.zeros(size, rank or 0))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return {"event": list(self.event), "covariance": self.covariance, "rank": self.rank}
+
+    @classmethod
+    def fit(cls, data: RowSource, covariance: str = "full", rank: int | None = None) -> "Gaussian":
+        """Mean and covariance of the data, never singular.
+
+        A constant coordinate, or a full covariance of fewer rows than coordinates, is regularised, and a
+        ShrinkageWarning says so: the correlation matrix is shrunk toward the identity by the OAS rule
+        (Chen, Wiesel, Eldar, Hero 2010).
+        """
+        found = moments(data)
+        noise = cls(tuple(found.mean.shape), covariance, rank)
+        noise.loc.copy_(found.mean.flatten())
+        scale = _scales(found)
+        if covariance == "diagonal":
+            noise.scale.copy_(scale)
+        elif covariance == "full":
+            correlation = _shrunk(_correlation(data, found, scale), found.n)
+            noise.scale_tril.copy_(scale[:, None] * torch.linalg.cholesky(correlation))
+        else:
+            loading, uniqueness = _low_rank(data, found, scale, noise.rank or 1)
+            noise.factor.copy_(scale[:, None] * loading)
+            noise.scale.copy_(scale * uniqueness.sqrt())
+        return noise
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        def normal(size: int) -> Tensor:
+            return torch.randn(n, size, generator=generator, device=self.loc.device, dtype=self.loc.dtype)
+
+        if self.covariance == "full":
+            centred = normal(len(self.loc)) @ self.scale_tril.mT
+        else:
+            centred = normal(len(self.loc)) * self.scale
+        if self.covariance == "low-rank":
+            centred = centred + normal(self.factor.shape[1]) @ self.factor.mT
+        return (self.loc + centred).view(n, *self.event)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        centred = x.flatten(1) - self.loc
+        if self.covariance == "full":
+            white = torch.linalg.solve_triangular(self.scale_tril, centred.mT, upper=False)
+            mahalanobis, half_log_det = white.square().sum(0), self.scale_tril.diagonal().log().sum()
+        else:
+            white = centred / self.scale
+            mahalanobis, half_log_det = white.square().sum(-1), self.scale.log().sum()
+        if self.covariance == "low-rank":  # Woodbury's identity and the determinant lemma
+            loading = self.factor / self.scale[:, None]
+            capacitance = torch.eye(loading.shape[1], dtype=loading.dtype, device=loading.device) + loading.mT @ loading
+            tril = torch.linalg.cholesky(capacitance)
+            seen = torch.linalg.solve_triangular(tril, (white @ loading).mT, upper=False)
+            mahalanobis = mahalanobis - seen.square().sum(0)
+            half_log_det = half_log_det + tril.diagonal().log().sum()
+        return -0.5 * (mahalanobis + len(self.loc) * math.log(2 * math.pi)) - half_log_det
+
+
+def _scales(found: Moments) -> Tensor:
+    """Standard deviation of each coordinate, positive also for constant ones."""
+    variance, constant = found.variance.flatten(), found.constant.flatten() | (found.variance.flatten() == 0)
+    if constant.any():
+        typical = variance[~constant].mean() if not constant.all() else torch.tensor(1.0, dtype=variance.dtype)
+        names = ", ".join(str(place) for place in constant.nonzero().flatten().tolist()[:5])
+        more = ", ..." if int(constant.sum()) > 5 else ""
+        warnings.warn(
+            f"{int(constant.sum())} of {len(variance)} coordinates are constant ({names}{more}): "
+            f"the noise gives them variance {FLOOR * typical:.2g}.",
+            ShrinkageWarning,
+            stacklevel=4,
+        )
+        variance = torch.where(constant, FLOOR * typical, variance)
+    return variance.sqrt()
+
+
+def _standardised(chunk: Tensor, found: Moments, scale: Tensor) -> Tensor:
+    return (chunk.double().flatten(1) - found.mean.flatten()) / scale
+
+
+def _correlation(data: RowSource, found: Moments, scale: Tensor) -> Tensor:
+    total = torch.zeros(len(scale), len(scale), dtype=torch.float64)
+    for chunk in chunks(data):
+        z = _standardised(chunk, found, scale)
+        total += z.mT @ z
+    correlation = total / found.n
+    correlation.diagonal().fill_(1.0)
+    return correlation
+
+
+def _shrunk(correlation: Tensor, n: int) -> Tensor:
+    """The correlation itself where it is well conditioned, else shrunk toward the identity by OAS."""
+    size = len(correlation)
+    if n > size:
+        eigenvalues = torch.linalg.eigvalsh(correlation)
+        if eigenvalues[0] * CONDITION > eigenvalues[-1]:
+            return correlation
+    share = max(_oas(correlation, n), 1.0 / CONDITION)
+    warnings.warn(
+        f"The covariance of {n} rows in {size} coordinates is singular: "
+        f"shrunk by {share:.2g} toward uncorrelated coordinates.",
+        ShrinkageWarning,
+        stacklevel=4,
+    )
+    return (1 - share) * correlation + share * torch.eye(size, dtype=correlation.dtype)
+
+
+def _oas(covariance: Tensor, n: int) -> float:
+    """The oracle-approximating shrinkage intensity of a sample covariance from n rows."""
+    size = len(covariance)
+    square, trace = float(covariance.square().sum()), float(covariance.trace())
+    numerator = square + trace**2
+    denominator = (n + 1) * (square - trace**2 / size)
+    return 1.0 if denominator <= 0 else min(1.0, numerator / denominator)
+
+
+def _low_rank(data: RowSource, found: Moments, scale: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Loading and uniqueness of the standardised data: leading directions, and what they leave of each variance."""
+    rows = torch.linspace(0, found.n - 1, min(found.n, 20_000)).long()
+    z = torch.cat([_standardised(data[part], found, scale) for part in rows.split(1000)])
+    _, singular, directions = randomized_svd(z.numpy(), n_components=min(rank, *z.shape), random_state=0)
+    variances = torch.from_numpy(singular.copy()).square() / len(z)
+    rest = max(0.0, float(z.square().sum() / len(z) - variances.sum())) / max(1, z.shape[1] - len(variances))
+    loading = torch.from_numpy(directions.copy()).mT * (variances - rest).clamp_min(0).sqrt()
+    loading = torch.nn.functional.pad(loading, (0, rank - loading.shape[1]))
+    return loading, (1 - loading.square().sum(-1)).clamp_min(1e-4)

@@ -1,0 +1,212 @@
+"""MECO's `v` update as torch optimizers, and the sequences eta_t, beta_t, gamma_t of its theorems."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from unnorm.errors import InvalidValue
+from unnorm.names import unknown
+
+__all__ = [
+    "OPTIMIZERS",
+    "PL",
+    "SCHEDULES",
+    "Constant",
+    "Cosine",
+    "Lagged",
+    "Power",
+    "Rates",
+    "Schedule",
+    "adam",
+    "rates",
+    "set_rates",
+    "sgd",
+]
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 < beta <= 1:
+        raise InvalidValue(f"The 'beta' of MECO must be in (0, 1]. Got {beta}.")
+
+
+def _check_lr(lr: float) -> None:
+    if not (lr > 0 and math.isfinite(lr)):
+        raise InvalidValue(f"The learning rate 'lr' must be positive and finite. Got {lr}.")
+
+
+def sgd(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9) -> torch.optim.SGD:
+    """SGD-style MECO: v_t = (1 - beta) v_{t-1} + beta g_t with v_1 = g_1, theta -= lr v_t.
+
+    This is SGD with momentum and dampening both 1 - beta; torch starts its buffer at the first gradient.
+
+    >>> theta = nn.Parameter(torch.tensor(0.0))
+    >>> optimizer = sgd([theta], lr=1.0, beta=0.5)
+    >>> for gradient in (1.0, 3.0):           # v = 1, then (1 + 3) / 2 = 2
+    ...     theta.grad = torch.tensor(gradient); optimizer.step()
+    >>> theta.item()
+    -3.0
+    """
+    _check_lr(lr)
+    _check_beta(beta)
+    return torch.optim.SGD(parameters, lr, momentum=1 - beta, dampening=1 - beta)
+
+
+def adam(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2: float = 0.999) -> torch.optim.Adam:
+    """Adam-style MECO: v_t divided by the root of a moving average of squared gradients.
+
+    >>> adam([nn.Parameter(torch.zeros(1))], lr=1e-3, beta=0.9).param_groups[0]["betas"]
+    (0.09..., 0.999)
+    """
+    _check_lr(lr)
+    _check_beta(beta)
+    return torch.optim.Adam(parameters, lr, betas=(1 - beta, beta2))
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
+
+
+class Schedule(ABC):
+    """A sequence of positive numbers: step t = 1, 2, ... to its value."""
+
+    @abstractmethod
+    def __call__(self, t: int) -> float: ...
+
+
+class Constant(Schedule):
+    """The same value at every step.
+
+    >>> Constant(0.1)(7)
+    0.1
+    """
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def __call__(self, t: int) -> float:
+        return self.value
+
+
+class Power(Schedule):
+    """value / t^exponent. An exponent in (1/2, 1] meets Theorem 2: the sum diverges, the sum of squares does not.
+
+    >>> Power(1.0, 0.5)(4)
+    0.5
+    """
+
+    def __init__(self, value: float, exponent: float = 0.6):
+        if not exponent >= 0:
+            raise InvalidValue(f"The 'exponent' of Power must not be negative. Got {exponent}.")
+        self.value, self.exponent = value, exponent
+
+    def __call__(self, t: int) -> float:
+        return self.value / t**self.exponent
+
+
+class Cosine(Schedule):
+    """From `value` down to nearly zero over `steps`, along half a cosine.
+
+    >>> Cosine(1.0, steps=100)(51)
+    0.5
+    """
+
+    def __init__(self, value: float, steps: int):
+        self.value, self.steps = value, steps
+
+    def __call__(self, t: int) -> float:
+        return self.value * 0.5 * (1 + math.cos(math.pi * min(t - 1, self.steps) / self.steps))
+
+
+class PL(Schedule):
+    """The step sizes of Theorem 4 for an objective with PL constant mu.
+
+    1 - mu eta_t = eta_t^2 / eta_{t-1}^2, that is 1/eta_t = mu/2 + sqrt(mu^2/4 + 1/eta_{t-1}^2):
+    eta_t is about 2/(mu t).
+
+    Args:
+        value: eta_0.
+        mu: the PL constant.
+
+    >>> eta = PL(1.0, mu=1.0)
+    >>> abs(1 - eta(1) - eta(1) ** 2 / 1.0**2) < 1e-12
+    True
+    """
+
+    def __init__(self, value: float, mu: float = 1.0):
+        if not mu > 0:
+            raise InvalidValue(f"The PL constant 'mu' must be positive. Got {mu}.")
+        self.mu = mu
+        self._etas = [value]
+
+    def __call__(self, t: int) -> float:
+        while len(self._etas) <= t:
+            self._etas.append(1 / (self.mu / 2 + math.sqrt(self.mu**2 / 4 + 1 / self._etas[-1] ** 2)))
+        return self._etas[t]
+
+
+class Lagged(Schedule):
+    """min(1, factor * schedule(t - 1)): the gamma and beta of Theorem 4, which follow the step size before.
+
+    At t = 1 nothing follows: Algorithm 1 sets u_1 and v_1 without them.
+
+    >>> Lagged(Constant(0.2), factor=10)(3)
+    1.0
+    """
+
+    def __init__(self, schedule: Schedule, factor: float):
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, t: int) -> float:
+        return min(1.0, self.factor * self.schedule(max(t - 1, 1)))
+
+
+class Rates(NamedTuple):
+    """The three sequences of Algorithm 1; None leaves what the optimizer or the estimator was given.
+
+    >>> Rates(eta=Power(0.1, 0.6), gamma=Constant(0.1)).eta(1)
+    0.1
+    """
+
+    eta: Schedule
+    beta: Schedule | None = None
+    gamma: Schedule | None = None
+
+
+SCHEDULES = ("constant", "power", "cosine", "pl")
+
+
+def rates(schedule: str, *, lr: float, steps: int, mu: float = 1.0, factor: float = 1.0) -> Rates:
+    """The sequences by name.
+
+    "constant"; "power" (eta_t = lr / t^0.6); "cosine" (eta falls to zero over `steps`);
+    "pl" (Theorem 4: eta by its recursion from eta_0 = lr, and gamma_{t+1} = beta_{t+1} = factor max(1, mu) eta_t,
+    at most 1).
+
+    >>> pl = rates("pl", lr=1.0, steps=10, factor=0.5)
+    >>> pl.gamma(3) == 0.5 * pl.eta(2)
+    True
+    """
+    if schedule == "pl":
+        eta = PL(lr, mu)
+        follow = Lagged(eta, factor * max(1.0, mu))
+        return Rates(eta, beta=follow, gamma=follow)
+    etas: Mapping[str, Schedule] = {"constant": Constant(lr), "power": Power(lr), "cosine": Cosine(lr, steps)}
+    if schedule not in etas:
+        raise InvalidValue(unknown("schedule", schedule, SCHEDULES))
+    return Rates(etas[schedule])
+
+
+def set_rates(optimizer: torch.optim.Optimizer, eta: float, beta: float | None) -> None:
+    """Write eta_t and beta_t into an optimizer made by `sgd` or `adam`."""
+    for group in optimizer.param_groups:
+        group["lr"] = eta
+        if beta is None:
+            continue
+        _check_beta(beta)
+        if "betas" in group:
+            group["betas"] = (1 - beta, group["betas"][1])
+        else:
+            group["momentum"] = group["dampening"] = 1 - beta

@@ -1,0 +1,63 @@
+"""A progress bar on standard error, silent when that is not a terminal."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+__all__ = ["Progress"]
+
+PERIOD = 0.1  # seconds between two redraws: reading numbers off a device costs a synchronisation
+
+
+class Progress:
+    """Shows step, tracked NLL, log u, ESS and the time left.
+
+    >>> with Progress(10, enabled=False) as bar:
+    ...     bar.due()
+    False
+    """
+
+    def __init__(self, total: int, done: int = 0, *, enabled: bool | None = None):
+        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._last = 0.0
+        if self._enabled:
+            self._bar = Bar(
+                TextColumn("fit"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("fit", total=total, completed=done, numbers="")
+
+    def __enter__(self) -> "Progress":
+        if self._enabled:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._enabled:
+            self._bar.stop()
+
+    def due(self) -> bool:
+        """Whether it is time to redraw."""
+        return self._enabled and time.monotonic() - self._last > PERIOD
+
+    def show(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Redraw with the numbers of this step."""
+        if not self._enabled:
+            return
+        self._last = time.monotonic()
+        names = {"value": "nll", "log_u": "log u", "ess": "ess"}
+        text = "  ".join(f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers)
+        self._bar.update(self._task, completed=step, numbers=text)

@@ -1,0 +1,361 @@
+"""The training loop: `step`, and `fit`, which repeats it, records it, and can be killed and resumed at any moment.
+
+Device, precision and processes are Lightning Fabric's business; pass a configured `Fabric` to change them.
+"""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from unnorm.checkpoint import (
+    flatten_optimizer,
+    read_tensors,
+    restore_optimizer,
+    section,
+    write_atomically,
+    write_tensors,
+)
+from unnorm.data.rows import RowSource
+from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
+from unnorm.estimators.base import Estimator
+from unnorm.iterates import ITERATES, Iterates
+from unnorm.names import choose, unknown
+from unnorm.optim import OPTIMIZERS, SCHEDULES, Rates, rates, set_rates
+from unnorm.progress import Progress
+from unnorm.types import History, LogDensity
+
+__all__ = ["CHECKPOINT", "HISTORY", "Training", "fit", "step"]
+
+CHECKPOINT = "checkpoint.safetensors"
+HISTORY = "history.jsonl"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train; plain values only, so that it is saved with the run.
+
+    Args:
+        steps: optimization steps.
+        batch: data points per step, drawn uniformly with replacement (Algorithm 1).
+        lr: the learning rate eta (eta_0 of a schedule).
+        optimizer: "adam" or "sgd", MECO's two styles.
+        beta: weight of the new gradient in v, in (0, 1].
+        schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
+        mu: the PL constant for "pl".
+        iterate: "last", "random" (Algorithm 1) or "averaged".
+        log_every: steps between two records of the history.
+        checkpoint_every: steps between two checkpoints, where there is a folder to write to.
+        seed: of batches and noise, where no generator is given.
+
+    >>> Training(steps=0)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The 'steps' of Training must be a positive integer. Got 0.
+    """
+
+    steps: int = 2500
+    batch: int = 500
+    lr: float = 1e-3
+    optimizer: str = "adam"
+    beta: float = 0.9
+    schedule: str = "constant"
+    mu: float = 1.0
+    iterate: str = "last"
+    log_every: int = 10
+    checkpoint_every: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "log_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
+        choose("optimizer", self.optimizer, OPTIMIZERS)([nn.Parameter(torch.zeros(1))], self.lr, self.beta)
+        for what, value, known in (("schedule", self.schedule, SCHEDULES), ("iterate", self.iterate, ITERATES)):
+            if value not in known:
+                raise InvalidValue(unknown(what, value, known))
+
+    def rates(self) -> Rates:
+        return rates(self.schedule, lr=self.lr, steps=self.steps, mu=self.mu)
+
+
+def step(
+    model: LogDensity,
+    estimator: Estimator,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    backward: Callable[[Tensor], Any] = torch.Tensor.backward,
+) -> dict[str, Tensor]:
+    """One step of optimization on the batch `x`; returns the objective's `info`.
+
+    A non-finite objective raises before anything is updated.
+
+    >>> from unnorm import MECO, Gaussian, Quadratic, optim
+    >>> model, estimator = Quadratic(1), MECO(Gaussian(1))
+    >>> optimizer = optim.sgd(model.parameters(), lr=0.1)
+    >>> sorted(step(model, estimator, optimizer, torch.ones(4, 1)))
+    ['ess', 'log_u', 'value']
+    """
+    objective = estimator(model, x, generator=generator)
+    if not torch.isfinite(objective.surrogate + objective.info["value"]):
+        numbers = ", ".join(f"{name} = {float(value):.4g}" for name, value in objective.info.items())
+        raise NonFiniteObjective(
+            f"the objective is not finite (surrogate = {objective.surrogate.item():.4g}, {numbers}). "
+            "Lower the learning rate, bring the noise closer to the data, or check the model's output on this batch."
+        )
+    optimizer.zero_grad()
+    backward(objective.surrogate)
+    optimizer.step()
+    return objective.info
+
+
+def fit(
+    model: nn.Module,
+    estimator: Estimator,
+    data: RowSource,
+    training: Training | None = None,
+    *,
+    rates: Rates | None = None,
+    generator: torch.Generator | None = None,
+    fabric: Fabric | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> History:
+    """Train `model` in place and return the history.
+
+    Args:
+        model: any module mapping (n, *event) to (n,).
+        estimator: the objective; trained too where it has Parameters.
+        data: a tensor of shape (n, *event), or any RowSource.
+        training: how to train.
+        rates: sequences for eta, beta and gamma in place of those `training.schedule` names.
+        generator: draws batches and noise, on the fabric's device; seeded with `training.seed` when None.
+        fabric: device, precision and processes; one process on the CPU when None.
+        folder: where to write the history and checkpoints; nothing is written when None.
+        resume: continue from the folder's checkpoint, bit for bit as if never interrupted.
+        progress: show a progress bar; when None, only if standard error is a terminal.
+
+    Ctrl-C ends the current step, saves, and raises `Interrupted`.
+
+    >>> from unnorm import MECO, Gaussian, Quadratic
+    >>> x = 1.0 + torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
+    >>> model = Quadratic(1)
+    >>> history = fit(model, MECO(Gaussian.fit(x)), x, Training(steps=300, lr=0.03, schedule="cosine"))
+    >>> bool((model.mean - x.mean()).abs() < 0.05), history["step"][-1]
+    (True, 300)
+    """
+    training = training or Training()
+    fabric = fabric or Fabric(accelerator="cpu", devices=1)
+    run = _Run(model, estimator, data, training, rates, generator, fabric, Path(folder) if folder else None)
+    if resume:
+        run.load()
+    else:
+        run.save()
+    shown = progress if fabric.is_global_zero else False
+    with Progress(training.steps, run.t, enabled=shown) as bar, _ctrl_c() as stopped:
+        while run.t < training.steps and not stopped.is_set():
+            run.advance(bar)
+    return run.finish()
+
+
+class _Run:
+    """The state of one training run: everything a checkpoint holds."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        estimator: Estimator,
+        data: RowSource,
+        training: Training,
+        rates: Rates | None,
+        generator: torch.Generator | None,
+        fabric: Fabric,
+        folder: Path | None,
+    ):
+        parameters = [p for module in (model, estimator) for p in module.parameters() if p.requires_grad]
+        if len(data) == 0:
+            raise InvalidValue("There are no data to train on.")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise InvalidValue("The model has no parameters to train.")
+        self.training, self.fabric, self.folder = training, fabric, folder
+        self.rates = rates or training.rates()
+        self.model, self.estimator = model.train(), estimator.train()
+        self.optimizer = OPTIMIZERS[training.optimizer](parameters, training.lr, training.beta)
+        self.wrapped, self.wrapped_optimizer = fabric.setup(model, self.optimizer)
+        self.dtype = parameters[0].dtype
+        self.estimator.to(device=fabric.device, dtype=self.dtype)
+        self.data = data.to(fabric.device) if isinstance(data, Tensor) else data
+        self.generator = self._generator(generator)
+        self.iterates = Iterates(training.iterate, model)
+        self.t, self.seconds = 0, 0.0
+        self.records: list[dict[str, float]] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def _generator(self, given: torch.Generator | None) -> torch.Generator:
+        device = self.fabric.device
+        if given is None:
+            return torch.Generator(device).manual_seed(self.training.seed + 1_000_003 * self.fabric.global_rank)
+        if given.device.type != device.type:
+            raise InvalidValue(f"The generator lives on '{given.device}', the training on '{device}'.")
+        return given
+
+    def advance(self, bar: Progress) -> None:
+        """One step, and whatever is due after it."""
+        t, began = self.t + 1, time.perf_counter()
+        eta = self.rates.eta(t)
+        set_rates(self.optimizer, eta, self.rates.beta(t) if self.rates.beta else None)
+        if self.rates.gamma:
+            self.estimator.set_gamma(self.rates.gamma(t))
+        self.iterates.observe(self.model, generator=self.generator)
+        index = torch.randint(
+            len(self.data), (self.training.batch,), generator=self.generator, device=self.generator.device
+        )
+        x = self.data[index].to(device=self.fabric.device, dtype=self.dtype)
+        try:
+            info = step(
+                self.wrapped,
+                self.estimator,
+                self.wrapped_optimizer,
+                x,
+                generator=self.generator,
+                backward=self._backward,
+            )
+        except NonFiniteObjective as problem:
+            raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
+        self.t, self.seconds = t, self.seconds + time.perf_counter() - began
+        if logging := t == 1 or t % self.training.log_every == 0 or t == self.training.steps:
+            numbers = {name: float(value) for name, value in info.items()}
+            self._record({"step": t, **numbers, "lr": eta, "seconds": round(self.seconds, 3)})
+        if bar.due() or t == self.training.steps:
+            bar.show(t, numbers if logging else {name: float(value) for name, value in info.items()})
+        if t % self.training.checkpoint_every == 0:
+            self.save()
+
+    def _backward(self, surrogate: Tensor) -> None:
+        self.fabric.backward(surrogate)
+        if self.fabric.world_size > 1:  # the model's gradients are averaged by its wrapper, the estimator's here
+            for parameter in self.estimator.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.copy_(_tensor(self.fabric.all_reduce(parameter.grad, reduce_op="mean")))
+
+    def _record(self, record: dict[str, float]) -> None:
+        self.records.append(record)
+        if self.folder is not None and self.fabric.is_global_zero:
+            with (self.folder / HISTORY).open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def save(self) -> None:
+        """Replace the folder's checkpoint by the present state."""
+        if self.folder is None:
+            return
+        generators = self.generator.get_state()[None]
+        if self.fabric.world_size > 1:
+            generators = _tensor(self.fabric.all_gather(generators[0].to(self.fabric.device))).cpu()
+        if not self.fabric.is_global_zero:
+            return
+        optimizer, plain = flatten_optimizer(self.optimizer)
+        parts = {
+            "model": self.model.state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "iterates": self.iterates.state_dict(),
+            "optimizer": optimizer,
+        }
+        tensors = {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
+        note = {"step": self.t, "seconds": self.seconds, "training": asdict(self.training), "optimizer": plain}
+        write_tensors(self.folder / CHECKPOINT, {**tensors, "generators": generators}, note)
+        if self.t == 0:
+            (self.folder / HISTORY).write_text("")
+
+    def load(self) -> None:
+        """Continue from the folder's checkpoint."""
+        if self.folder is None:
+            raise InvalidValue("To resume, give the folder that holds the checkpoint.")
+        path = self.folder / CHECKPOINT
+        tensors, note = read_tensors(path)
+        self._same_training(note["training"])
+        try:
+            self.model.load_state_dict(section(tensors, "model"))
+            self.estimator.load_state_dict(section(tensors, "estimator"))
+            self.iterates.load_state_dict(section(tensors, "iterates"))
+            restore_optimizer(self.optimizer, section(tensors, "optimizer"), note["optimizer"])
+            self.generator.set_state(tensors["generators"][self.fabric.global_rank])
+        except (RuntimeError, KeyError, IndexError, ValueError) as problem:
+            raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
+        self.t, self.seconds = note["step"], note["seconds"]
+        self.records = _read_history(self.folder / HISTORY, self.t)
+        if self.fabric.is_global_zero:
+            lines = "".join(json.dumps(record) + "\n" for record in self.records)
+            write_atomically(self.folder / HISTORY, lines.encode())
+
+    def _same_training(self, before: dict[str, Any]) -> None:
+        """Refuse to resume with other settings; only what leaves the past untouched may change."""
+        free = {"log_every", "checkpoint_every"}
+        if self.training.schedule != "cosine":
+            free.add("steps")
+        for field in fields(Training):
+            old, new = before.get(field.name), getattr(self.training, field.name)
+            if old != new and field.name not in free:
+                raise InvalidValue(f"This run was started with {field.name} = {old}; it cannot resume with {new}.")
+
+    def finish(self) -> History:
+        """Save, and hand back the chosen iterate; after Ctrl-C, save and say so."""
+        if self.t % self.training.checkpoint_every or self.t == 0:
+            self.save()
+        if self.t < self.training.steps:
+            kept = f"Saved in '{self.folder}'" if self.folder else "Nothing was saved"
+            raise Interrupted(f"Stopped after step {self.t} of {self.training.steps}. {kept}.")
+        self.iterates.restore(self.model)
+        self.model.eval(), self.estimator.eval()
+        return History(self.records)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Fabric's collectives take and return any collection of tensors; ours are single ones."""
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _read_history(path: Path, last: int) -> list[dict[str, float]]:
+    """The records up to step `last`; a killed run may have written later ones, and half a line."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if record["step"] <= last:
+            records.append(record)
+    return records
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into an event that is looked at between steps; a second one interrupts as usual."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

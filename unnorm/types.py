@@ -1,0 +1,117 @@
+"""The vocabulary: the few types that every part of the house passes to the next.
+
+One sign everywhere: a model gives `log p~` (never an energy), and whatever is exponentiated
+stays in the log domain (`log_w = log p~ - log q`, `log_u`, `log_z`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+
+__all__ = ["History", "LogDensity", "LogZ", "Objective", "event_shape", "log_density", "log_mean_exp"]
+
+LogDensity: TypeAlias = Callable[[Tensor], Tensor]
+"""`(n, *event) -> (n,)`: the log of a density, normalised or not. Any callable will do.
+
+>>> import torch
+>>> standard_normal: LogDensity = lambda x: -x.square().sum(-1) / 2
+>>> standard_normal(torch.zeros(3, 2)).shape
+torch.Size([3])
+"""
+
+
+class Objective(NamedTuple):
+    """What an estimator hands to the training loop.
+
+    Differentiate `surrogate`; read and plot `info["value"]` (for MECO the tracked negative log-likelihood).
+    The surrogate has the right gradient and a meaningless value.
+
+    >>> theta = torch.tensor(1.0, requires_grad=True)
+    >>> objective = Objective(surrogate=theta**2, info={"value": theta.detach() ** 2})
+    >>> objective.surrogate.backward(); theta.grad
+    tensor(2.)
+    """
+
+    surrogate: Tensor
+    info: dict[str, Tensor]
+
+
+class LogZ(NamedTuple):
+    """An estimate of log Z = log of the integral of p~, never without its error.
+
+    Attributes:
+        value: the estimate.
+        stderr: its standard error (of a grid: its error estimate).
+        ess: effective sample size of the weights, in draws; NaN where there are no weights.
+        khat: Pareto shape of the weights' tail; below 0.7 the stderr can be believed; NaN without weights.
+        method: how it was found.
+        n: how many points were evaluated.
+
+    >>> LogZ(1.0, 0.01, 900.0, 0.2, "importance", 1000).interval()
+    (0.98..., 1.01...)
+    """
+
+    value: float
+    stderr: float
+    ess: float
+    khat: float
+    method: str
+    n: int
+
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval, value -+ 1.96 stderr."""
+        return self.value - 1.96 * self.stderr, self.value + 1.96 * self.stderr
+
+
+class History(NamedTuple):
+    """One record for each logged training step: `step`, `seconds`, and the estimator's `info`.
+
+    >>> history = History([{"step": 1, "value": 3.0}, {"step": 2, "value": 2.5}])
+    >>> history["value"]
+    [3.0, 2.5]
+    """
+
+    records: list[dict[str, float]]
+
+    def __getitem__(self, name: Any) -> Any:
+        return [record[name] for record in self.records] if isinstance(name, str) else tuple.__getitem__(self, name)
+
+
+def log_density(model: LogDensity, x: Tensor) -> Tensor:
+    """Evaluate `model` at `x` and insist on the contract `(n, *event) -> (n,)`.
+
+    >>> log_density(lambda x: x, torch.zeros(4, 1))
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: A model must map (n, *event) to (n,). Got (4, 1) -> (4, 1).
+    """
+    value = model(x)
+    if not isinstance(value, Tensor) or value.shape != x.shape[:1]:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidValue(f"A model must map (n, *event) to (n,). Got {tuple(x.shape)} -> {got}.")
+    return value
+
+
+def log_mean_exp(log_w: Tensor) -> Tensor:
+    """`log(mean(exp(log_w)))` over the last axis, without overflow.
+
+    >>> log_mean_exp(torch.tensor([1e4, 1e4]))
+    tensor(10000.)
+    """
+    return torch.logsumexp(log_w, -1) - math.log(log_w.shape[-1])
+
+
+def event_shape(event: int | tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    """The shape of one example: `3` and `(3,)` mean the same.
+
+    >>> event_shape(3), event_shape([1, 28, 28])
+    ((3,), (1, 28, 28))
+    """
+    shape = (event,) if isinstance(event, int) else tuple(event)
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise InvalidValue(f"The 'event' must be a positive size or a shape of positive sizes. Got {event}.")
+    return shape
