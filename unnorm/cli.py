@@ -49,7 +49,7 @@ def fit(
     optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
-    ] = "constant",
+    ] = "cosine",
     mu: Annotated[float, typer.Option(help="PL constant for --schedule pl.")] = 1.0,
     iterate: Annotated[str, typer.Option(help="Which iterate to keep: last, random (the paper) or averaged.")] = "last",
     n: Annotated[int, typer.Option(help="Training points to draw of a toy set.")] = 50_000,
@@ -260,9 +260,10 @@ def _say(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: one line and exit code 2 for a user's mistake, a traceback only for a bug of ours."""
-    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
     try:
-        code = app(arguments, standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+            code = app(arguments, standalone_mode=False)
     except UnnormError as problem:
         _say(f"error: {problem}")
         code = problem.exit_code

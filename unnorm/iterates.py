@@ -20,7 +20,8 @@ def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay:
     >>> polynomial_average(torch.tensor(1.0), torch.tensor(3.0), 1, decay=0.0)
     tensor(2.)
     """
-    return average + (new - average) * ((decay + 1) / (count + decay + 1))
+    total = torch.as_tensor(count, dtype=torch.float64, device=average.device) + decay + 1
+    return average + (new - average) * ((decay + 1) / total)
 
 
 class Iterates(nn.Module):

@@ -108,10 +108,8 @@ def prepare(job: Job) -> Points:
         test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
         return Points(train, test, ("x", "y"), 2, (0, 1), truth)
     table, places, width = _read(job)
-    if table.rows < LEAST_ROWS:
-        rows = "1 row" if table.rows == 1 else f"{table.rows} rows"
-        raise DataError(f"'{job.data}' has {rows}; fitting and testing a density takes at least {LEAST_ROWS}.")
-    order = np.random.default_rng(job.training.seed).permutation(table.rows)
+    order = np.arange(table.rows, dtype=np.int32 if table.rows < 2**31 else np.int64)
+    np.random.default_rng(job.training.seed).shuffle(order)
     if table.kept is not None:
         order = table.kept[order]
     held_out = min(max(1, round(job.test * len(order))), len(order) - 2)
@@ -131,6 +129,9 @@ def _read(job: Job) -> tuple[tables.Table, tuple[int, ...], int]:
     if job.columns is not None:
         table = tables.select(table, job.columns)
     table = tables.finite(table, drop=job.drop_nonfinite)
+    if table.rows < LEAST_ROWS:
+        rows = "1 row" if table.rows == 1 else f"{table.rows} rows"
+        raise DataError(f"'{job.data}' has {rows}; fitting and testing a density takes at least {LEAST_ROWS}.")
     constant = _constant_columns(table)
     if constant and not job.drop_constant:
         listed = ", ".join(f"'{name}'" for name in constant)

@@ -20,9 +20,10 @@ SHOWN = 5000
 
 def picture(path: Path, density: Density, train: Tensor, test: Tensor, columns: tuple[str, ...], title: str) -> None:
     """Draw data, fitted density and samples in one or two dimensions; above, histograms and a corner plot."""
-    samples = density.sample(min(SHOWN, max(len(train), 500)), generator=torch.Generator().manual_seed(0))
     width = train.shape[1]
     draw = {1: _line, 2: _plane}.get(width, _corner)
+    drawn = len(train) if width <= 2 else min(SHOWN, max(len(train), 500))
+    samples = density.sample(drawn, generator=torch.Generator().manual_seed(0))
     figure = draw(density, train, test, samples, columns)
     figure.suptitle(title)
     FigureCanvasAgg(figure)

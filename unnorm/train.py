@@ -291,7 +291,8 @@ class _Run:
             self.estimator.load_state_dict(section(tensors, "estimator"))
             self.iterates.load_state_dict(section(tensors, "iterates"))
             restore_optimizer(self.optimizer, section(tensors, "optimizer"), note["optimizer"])
-            self.generator.set_state(tensors["generators"][self.fabric.global_rank])
+            # A copy, because set_state reads from the start of a slice's storage.
+            self.generator.set_state(tensors["generators"][self.fabric.global_rank].clone())
         except (RuntimeError, KeyError, IndexError, ValueError) as problem:
             raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
         self.t, self.seconds = note["step"], note["seconds"]

@@ -11,7 +11,7 @@ from unnorm.errors import DataError
 
 __all__ = ["Moments", "RowSource", "Rows", "chunks", "moments"]
 
-ELEMENTS = 2**20  # numbers held at once while passing over the data: 8 MB in float64
+ELEMENTS = 2**17  # numbers held at once while passing over the data: 1 MB in float64
 
 
 class RowSource(Protocol):
@@ -43,7 +43,7 @@ class Rows:
 
 
 def chunks(data: RowSource, size: int | None = None) -> Iterator[Tensor]:
-    """All rows in order, at most `size` at a time (default: as many as hold a million numbers)."""
+    """All rows in order, at most `size` at a time (by default as many as hold 2^17 numbers)."""
     if size is None and len(data) > 0:
         size = max(1, ELEMENTS // data[torch.zeros(1, dtype=torch.int64)].numel())
     for start in range(0, len(data), size or 1):

@@ -14,7 +14,7 @@ from unnorm.names import unknown
 
 __all__ = ["READERS", "Table", "find", "read", "select"]
 
-CHUNK_ROWS = 65_536
+CHUNK_ROWS = 8192
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
@@ -184,6 +184,8 @@ def _read_csv(path: Path, key: str | None) -> Table:
     delimiter = max(",;\t", key=first.count)
     head = next(csv.reader([first], delimiter=delimiter))
     header = None if all(_is_number(cell) for cell in head) else tuple(cell.strip() for cell in head)
+    if header and sum(1 for line in lines if line.strip()) == 1:
+        raise DataError(f"'{path.name}' has a header but no rows.")
     try:  # the fast way; it fails on missing cells, quotes and words, which the slow way then names
         values = np.loadtxt(io.StringIO(text), delimiter=delimiter, skiprows=1 if header else 0, ndmin=2, comments=None)
         ragged = values.size > 0 and values.shape[1] != len(head)
@@ -191,8 +193,6 @@ def _read_csv(path: Path, key: str | None) -> Table:
         ragged = True
     if ragged:
         values = _parse_csv(text, delimiter, header, len(head), path.name)
-    if values.size == 0:
-        raise DataError(f"'{path.name}' has a header but no rows." if header else f"'{path.name}' has no rows.")
     return _array(values, path.name, header)
 
 

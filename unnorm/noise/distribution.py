@@ -72,24 +72,26 @@ class DistributionNoise(Noise):
 
 
 def _parts(holder: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(holder, (list, tuple)):
+    if isinstance(holder, list):
         yield from ((str(place), part) for place, part in enumerate(holder))
     elif isinstance(holder, (Distribution, Transform)):
         yield from sorted(vars(holder).items())
 
 
-def _tensors(holder: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
+def _tensors(holder: Any, path: str = "", seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any, str]]:
     """Every tensor reachable from a distribution: buffer name, the object that holds it, and under which key."""
+    if id(holder) in seen:  # a transform and its inverse know each other
+        return
     for key, part in _parts(holder):
         name = f"{path}{key}"
         if isinstance(part, Tensor):
-            yield name.replace(".", "_"), holder, key
+            yield name, holder, key
         else:
-            yield from _tensors(part, f"{name}.")
+            yield from _tensors(part, f"{name}_", seen | {id(holder)})
 
 
 def _get(holder: Any, key: str) -> Tensor:
-    return holder[int(key)] if isinstance(holder, (list, tuple)) else vars(holder)[key]
+    return holder[int(key)] if isinstance(holder, list) else vars(holder)[key]
 
 
 def _set(holder: Any, key: str, value: Tensor | None) -> None:

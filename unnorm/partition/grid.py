@@ -42,7 +42,7 @@ def bounding_box(points: Tensor, margin: float = 0.25) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def evaluate(model: LogDensity, box: tuple[Tensor, Tensor], cells: int, *, like: Tensor, chunk: int = 16_384) -> Grid:
+def evaluate(model: LogDensity, box: tuple[Tensor, Tensor], cells: int, *, like: Tensor, chunk: int = 4096) -> Grid:
     """log p~ on `cells` per dimension of the box; `like` gives the dtype and device the model expects."""
     lower, upper = box
     size = len(lower)
@@ -53,8 +53,10 @@ def evaluate(model: LogDensity, box: tuple[Tensor, Tensor], cells: int, *, like:
         lower[k] + (torch.arange(cells, dtype=torch.float64, device=lower.device) + 0.5) * cell[k] for k in range(size)
     ]
     points = torch.cartesian_prod(*axes).reshape(-1, size)
-    values = [log_density(model, part.to(like)).double() for part in points.split(chunk)]
-    return Grid(torch.cat(values).view(*[cells] * size), lower, cell)
+    values = torch.empty(len(points), dtype=torch.float64, device=points.device)
+    for place, part in zip(values.split(chunk), points.split(chunk), strict=True):
+        place.copy_(log_density(model, part.to(like)))
+    return Grid(values.view(*[cells] * size), lower, cell)
 
 
 def grid(model: LogDensity, box: tuple[Tensor, Tensor], *, like: Tensor, cells: int | None = None) -> LogZ:

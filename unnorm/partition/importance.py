@@ -18,7 +18,7 @@ def importance(
     n: int = 200_000,
     *,
     generator: torch.Generator | None = None,
-    chunk: int = 16_384,
+    chunk: int = 4096,
 ) -> LogZ:
     """log Z = log E_q[p~/q] from `n` draws of the noise; the error by the delta method.
 
@@ -44,14 +44,18 @@ def log_weights(
     n: int,
     *,
     generator: torch.Generator | None = None,
-    chunk: int = 16_384,
+    chunk: int = 4096,
     keep: bool = False,
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """`n` draws of the noise (kept on request) and their log p~ - log q, float64, `chunk` at a time."""
-    draws, weights = [], []
+    draws, log_w = None, None
     for start in range(0, n, chunk):
         z = noise.sample(min(chunk, n - start), generator=generator)
-        weights.append((log_density(model, z) - noise.log_prob(z)).double())
-        if keep:
-            draws.append(z)
-    return (torch.cat(draws) if keep else None), torch.cat(weights)
+        if log_w is None:  # all at once: small pieces kept between large temporaries would fragment the memory
+            log_w = torch.empty(n, dtype=torch.float64, device=z.device)
+            draws = z.new_empty(n, *z.shape[1:]) if keep else None
+        log_w[start : start + len(z)] = log_density(model, z) - noise.log_prob(z)
+        if draws is not None:
+            draws[start : start + len(z)] = z
+    assert log_w is not None
+    return draws, log_w

@@ -1,0 +1,31 @@
+# The two commands of the README; both set up .venv first.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test slow bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/unnorm fit 8gaussians --out runs/8gaussians --force
+
+test: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+slow: $(VENV)/ready
+	$(BIN)/pytest -q -m slow
+
+bench: $(VENV)/ready
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/memory.py
+
+# torch first and alone: its exact pin finds the CPU build, which then satisfies everybody else.
+$(VENV)/ready: pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,343 @@
+"""The command line as a person uses it, and misuses it."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from unnorm.cli import main
+from unnorm.data import toy
+
+SMALL = ["--hidden", "16,16", "--steps", "60", "--n-importance", "2000"]
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def unnorm(*arguments):
+    """Run a command; its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return stopped.value.code
+
+
+def table(path, values, names=("a", "b", "c")):
+    names = names[: values.shape[1]]
+    np.savetxt(path, values, delimiter=",", header=",".join(names), comments="")
+    return path
+
+
+def points(n=300, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) * 10 + 100
+
+
+@pytest.fixture
+def fitted(capsys):
+    assert unnorm("fit", table("t.csv", points()), *SMALL, "--out", "run") == 0
+    capsys.readouterr()
+    return Path("run")
+
+
+class TestFit:
+    @pytest.mark.parametrize("width", [1, 2, 3, 6])
+    def test_writes_one_folder(self, width, capsys):
+        names = [f"column{k}" for k in range(width)]
+        path = table("t.csv", points(d=width), names)
+        assert unnorm("fit", path, *SMALL) == 0
+        out = capsys.readouterr().out
+        for phrase in ("test NLL", "log Z, importance", "Verdict: "):
+            assert phrase in out
+        assert ("log Z, grid" in out) == (width <= 2)
+        folder = Path("runs/t")
+        expected = {
+            "model.safetensors",
+            "model.json",
+            "config.json",
+            "history.jsonl",
+            "density.png",
+            "report.md",
+            "result.json",
+        }
+        assert expected <= {entry.name for entry in folder.iterdir()}
+        picture = matplotlib.image.imread(folder / "density.png")
+        assert picture.std() > 0.02
+        report = (folder / "report.md").read_text()
+        assert "density.png" in report
+        assert "Verdict" in out
+        assert json.loads((folder / "result.json").read_text())["verdict"] in report
+
+    def test_toy_knows_the_truth(self, capsys):
+        assert unnorm("fit", "8gaussians", *SMALL, "--n", "2000", "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert abs(result["truth"]["entropy"] - toy("8gaussians").entropy) < 1e-9
+        assert result["truth"]["excess"] > 0
+
+    def test_same_seed_same_numbers(self, capsys):
+        path = table("t.csv", points())
+        results = []
+        for name in ("one", "two"):
+            assert unnorm("fit", path, *SMALL, "--out", name, "--seed", "3", "--json") == 0
+            results.append(json.loads(capsys.readouterr().out))
+        for result in results:
+            result.pop("folder"), result.pop("fit_seconds")
+        assert results[0] == results[1]
+
+    def test_units_of_the_data(self, capsys):
+        """Scaling every column by 1000 adds d log 1000 to the NLL and nothing else."""
+        values = points(d=2)
+        results = []
+        for scale in (1, 1000):
+            np.save("t.npy", values * scale)
+            assert unnorm("fit", "t.npy", *SMALL, "--out", f"run{scale}", "--json") == 0
+            results.append(json.loads(capsys.readouterr().out)["test_nll"])
+        assert abs(results[1] - results[0] - 2 * np.log(1000)) < 1e-3
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--model", "mlp", "--noise", "gaussian-diagonal"],
+            ["--model", "quadratic", "--noise", "gaussian-low-rank", "--optimizer", "sgd", "--lr", "0.05"],
+            ["--tracker", "scent", "--iterate", "averaged", "--schedule", "power"],
+            ["--tracker", "umax", "--iterate", "random", "--precision", "64"],
+            ["--gamma", "0.5", "--beta", "0.5", "--schedule", "pl", "--mu", "2", "--n-noise", "100"],
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # 60 steps leave a plain network far off
+    def test_options(self, options):
+        assert unnorm("fit", table("t.csv", points()), *SMALL, *options) == 0
+
+    def test_rows_and_columns_can_be_left_out(self, capsys):
+        values = points()
+        values[5, 1], values[:, 2] = np.nan, 4.0
+        path = table("t.csv", values)
+        assert unnorm("fit", path, *SMALL, "--drop-nonfinite", "--drop-constant") == 0
+        config = json.loads(Path("runs/t/config.json").read_text())
+        assert config["columns"] == ["a", "b"]
+        assert sum(config["rows"]) == 299
+        assert unnorm("fit", path, *SMALL, "--columns", "a", "--out", "one") == 0
+        capsys.readouterr()
+        assert unnorm("score", "one", path) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 300
+        assert unnorm("score", "runs/t", path, "--drop-nonfinite") == 0
+        assert len(capsys.readouterr().out.splitlines()) == 299
+
+    def test_resume_equals_running_through(self, capsys):
+        path = table("t.csv", points())
+        options = [*SMALL[:2], "--n-importance", "2000", "--schedule", "constant"]
+        assert unnorm("fit", path, *options, "--steps", "70", "--out", "whole", "--json") == 0
+        whole = json.loads(capsys.readouterr().out)
+        assert unnorm("fit", path, *options, "--steps", "31", "--out", "part") == 0
+        capsys.readouterr()
+        assert unnorm("fit", "--resume", "part", "--steps", "70", "--json") == 0
+        part = json.loads(capsys.readouterr().out)
+        assert part["test_nll"] == whole["test_nll"]
+        assert Path("part/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+    def test_force_replaces_only_our_files(self):
+        path = table("t.csv", points())
+        Path("run").mkdir()
+        Path("run/thesis.txt").write_text("years of work")
+        assert unnorm("fit", path, *SMALL, "--out", "run") == 2
+        assert unnorm("fit", path, *SMALL, "--out", "run", "--force") == 0
+        assert Path("run/thesis.txt").read_text() == "years of work"
+
+    def test_real_table(self, real_data, capsys):
+        """200 minutes of household power, a table nobody made up for us."""
+        values = np.load(real_data / "uci" / "power.npz")
+        name = values.files[0]
+        np.save("power.npy", values[name][:2000, :4].astype("float32"))
+        assert unnorm("fit", "power.npy", *SMALL, "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["test_nll"] < result["noise_nll"]
+
+
+class TestOthers:
+    def test_score(self, fitted, capsys):
+        assert unnorm("score", fitted, "t.csv") == 0
+        captured = capsys.readouterr()
+        values = [float(line) for line in captured.out.splitlines()]
+        assert len(values) == 300
+        assert "300 rows, NLL" in captured.err
+        assert unnorm("score", fitted, "t.csv", "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["log_prob"] == pytest.approx(values, rel=1e-6)
+        assert result["nll"] == pytest.approx(-np.mean(values), rel=1e-6)
+
+    def test_score_finds_columns_by_name(self, fitted, capsys):
+        values = points()
+        table("shuffled.csv", np.column_stack([values[:, 2], np.zeros(300), values[:, 0], values[:, 1]]), "cxab")
+        outputs = []
+        for name in ("t.csv", "shuffled.csv"):
+            assert unnorm("score", fitted, name) == 0
+            outputs.append(capsys.readouterr().out)
+        assert outputs[0] == outputs[1]
+
+    def test_sample(self, fitted, capsys):
+        assert unnorm("sample", fitted, "-n", "20", "--seed", "1") == 0
+        first = capsys.readouterr().out
+        rows = list(csv.reader(first.splitlines()))
+        assert rows[0] == ["a", "b", "c"]
+        assert len(rows) == 21
+        assert unnorm("sample", fitted, "-n", "20", "--seed", "1") == 0
+        assert capsys.readouterr().out == first
+        assert unnorm("sample", fitted, "-n", "20", "--seed", "1", "--json") == 0
+        assert np.array(json.loads(capsys.readouterr().out)["samples"]).shape == (20, 3)
+        for suffix in ("csv", "npy"):
+            assert unnorm("sample", fitted, "-n", "5", "--out", f"s.{suffix}") == 0
+            assert unnorm("score", fitted, f"s.{suffix}", "--out", f"scores.{suffix}") == 0
+
+    def test_info(self, fitted, capsys):
+        assert unnorm("info", fitted, "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert {"test_nll", "log_z", "verdict"} <= set(result)
+        assert {"value", "stderr", "ess", "khat"} <= set(result["log_z"]["importance"])
+        assert unnorm("info", fitted) == 0
+        assert "Verdict" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("command", ["fit", "score", "sample", "info"])
+    def test_help_has_an_example(self, command, capsys):
+        assert unnorm(command, "--help") == 0
+        assert f"Example: unnorm {command}" in capsys.readouterr().out
+
+    def test_help_does_not_wait_for_torch(self):
+        code = "import sys, unnorm.cli; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def write(name, text):
+    Path(name).write_text(text)
+
+
+MISTAKES = {
+    "no data": (["fit"], "Missing DATA"),
+    "unknown set": (["fit", "8gaussian"], "Unknown data set '8gaussian'. Did you mean '8gaussians'?"),
+    "no such file": (["fit", "nothing.csv"], "There is no file 'nothing.csv'"),
+    "empty file": (["fit", "empty.csv"], "'empty.csv' is empty"),
+    "one row": (["fit", "one.csv"], "'one.csv' has 1 row"),
+    "words": (["fit", "words.csv"], "Column 'b' of 'words.csv' is not numeric: line 3 has 'red'"),
+    "nan": (["fit", "nan.csv"], "1 values in 1 rows are NaN or infinite, the first in row 2, column 'b'"),
+    "nan flag": (["fit", "nan.csv"], "--drop-nonfinite"),
+    "constant": (["fit", "constant.csv"], "Constant columns have no density: 'b'"),
+    "unknown estimator": (["fit", "t.csv", "--estimator", "mecho"], "Unknown estimator 'mecho'. Did you mean 'meco'?"),
+    "unknown model": (["fit", "t.csv", "--model", "tiled"], "Did you mean 'tilted'?"),
+    "unknown noise": (["fit", "t.csv", "--noise", "gausian"], "Did you mean 'gaussian'?"),
+    "unknown option": (["fit", "t.csv", "--stepz", "3"], "--steps"),
+    "unknown command": (["fti"], "fit"),
+    "not a number": (["fit", "t.csv", "--steps", "many"], "--steps"),
+    "zero steps": (["fit", "t.csv", "--steps", "0"], "'steps' of Training must be a positive integer. Got 0"),
+    "negative batch": (["fit", "t.csv", "--batch", "-3"], "'batch' of Training must be a positive integer. Got -3"),
+    "zero noise": (["fit", "t.csv", "--n-noise", "0"], "'n_noise' of MECO must be at least 1"),
+    "few toys": (["fit", "moons", "--n", "0"], "'n' must be at least 10. Got 0"),
+    "test share": (["fit", "t.csv", "--test", "1.5"], "'test' share must be between 0 and 1. Got 1.5"),
+    "gamma": (["fit", "t.csv", "--gamma", "1.5"], "The 'gamma' of MECO must be in (0, 1]. Got 1.5"),
+    "beta": (["fit", "t.csv", "--beta", "0"], "The 'beta' of MECO must be in (0, 1]. Got 0.0"),
+    "widths": (["fit", "t.csv", "--hidden", "a,b"], "Got 'a,b'"),
+    "device": (["fit", "t.csv", "--device", "cuda:99"], "The device 'cuda:99' is not available"),
+    "device name": (["fit", "t.csv", "--device", "gpu"], "Unknown device 'gpu'"),
+    "output exists": (["fit", "t.csv", "--out", "taken"], "The output folder 'taken' exists. Use --force"),
+    "output is a file": (["fit", "t.csv", "--out", "t.csv"], "is a file, not a folder"),
+    "output unwritable": (["fit", "t.csv", "--out", "/proc/nowhere/run"], "cannot be written"),
+    "column": (["fit", "t.csv", "--columns", "a,z"], "Unknown column 'z'"),
+    "resume nothing": (["fit", "--resume", "taken"], "There is no run to resume at 'taken'"),
+    "resume and data": (["fit", "t.csv", "--resume", "taken"], "neither DATA nor --out"),
+    "no model": (["score", "taken", "t.csv"], "There is no saved density at 'taken'"),
+    "no model folder": (["info", "nowhere"], "There is no saved density at 'nowhere'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_get_one_line_and_exit_code_two(mistake, capsys):
+    arguments, message = MISTAKES[mistake]
+    table("t.csv", points())
+    write("empty.csv", "")
+    write("one.csv", "a,b\n1,2\n")
+    write("words.csv", "a,b\n1,2\n3,red\n")
+    write("nan.csv", "a,b\n1,2\n3,\n" + "5,6\n7,8\n" * 10)
+    write("constant.csv", "a,b\n" + "".join(f"{k},5\n" for k in range(20)))
+    Path("taken").mkdir()
+    write("taken/notes.txt", "mine")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert unnorm(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score", "run", "narrow.csv"], "'narrow.csv' has 2 columns; the model was fitted on 3 (a, b, c)"),
+        (["sample", "run", "-n", "0"], "at least 1. Got 0"),
+        (["sample", "run", "-n", "3", "--out", "t.csv"], "'t.csv' exists. Use --force"),
+        (["sample", "run", "-n", "3", "--out", "s.txt"], "must be a .csv or .npy file"),
+    ],
+)
+def test_mistakes_with_a_model(fitted, arguments, message, capsys):
+    table("narrow.csv", points(d=2), "xy")
+    assert unnorm(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_broken_model_is_one_line(fitted, capsys):
+    path = fitted / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert unnorm("info", fitted) == 2
+    assert "truncated, edited, or from another model" in capsys.readouterr().err
+
+
+def test_edited_config_is_one_line(fitted, capsys):
+    path = fitted / "config.json"
+    path.write_text(path.read_text().replace('"steps"', '"stepz"'))
+    assert unnorm("fit", "--resume", fitted) == 2
+    assert "is damaged, edited, or not a run's" in capsys.readouterr().err
+
+
+def test_changed_data_cannot_be_resumed(fitted, capsys):
+    table("t.csv", points(seed=5))
+    assert unnorm("fit", "--resume", fitted) == 2
+    assert "The data changed since this run was started" in capsys.readouterr().err
+
+
+def test_diverging_run_says_so(capsys):
+    arguments = ["--lr", "1e20", "--optimizer", "sgd", "--steps", "50", "--schedule", "constant"]
+    assert unnorm("fit", table("t.csv", points()), *SMALL[:2], *arguments) == 1
+    captured = capsys.readouterr()
+    assert "At step" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_ctrl_c_says_how_to_resume(tmp_path):
+    """A real process, a real signal, and the command it prints works."""
+    import signal
+    import time
+
+    table("t.csv", points())
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "unnorm"]
+    arguments = ["fit", "t.csv", "--hidden", "16,16", "--steps", "200000", "--schedule", "constant", "--out", "run"]
+    process = subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (Path("run/history.jsonl").exists() and Path("run/history.jsonl").stat().st_size > 2000):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Continue with: unnorm fit --resume run" in errors
+    assert errors.count("\n") == 1
+    records = Path("run/history.jsonl").read_text().splitlines()
+    step = json.loads(records[-1])["step"]
+    assert unnorm("fit", "--resume", "run", "--steps", step + 50) == 0

@@ -1,0 +1,226 @@
+"""The toy densities and the readers of tables."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from unnorm.data import TOYS, Standardize, Transformed, tables, toy
+from unnorm.data.rows import Rows, chunks, moments
+from unnorm.errors import DataError, InvalidValue
+
+every_toy = pytest.mark.parametrize("name", TOYS)
+
+
+@every_toy
+class TestToys:
+    def test_density_integrates_to_one(self, name):
+        density = toy(name)
+        cells = 160
+        edge = 2 * density.extent / cells
+        axis = -density.extent + edge * (torch.arange(cells, dtype=torch.float64) + 0.5)
+        mass = density.log_prob(torch.cartesian_prod(axis, axis)).exp().sum() * edge**2
+        assert abs(mass - 1) < 1e-6
+
+    def test_samples_follow_the_density(self, name):
+        """Histogram of samples against the integral of the density over a coarse grid: chi-squared, 99.9% point."""
+        density, n = toy(name), 20_000
+        x = density.sample(n, generator=torch.Generator().manual_seed(1)).double().numpy()
+        coarse, fine = 12, 240
+        edge = 2 * density.extent / fine
+        axis = -density.extent + edge * (torch.arange(fine, dtype=torch.float64) + 0.5)
+        p = density.log_prob(torch.cartesian_prod(axis, axis)).exp().view(coarse, fine // coarse, coarse, -1)
+        expected = n * (p.sum((1, 3)) * edge**2).numpy()
+        bounds = np.linspace(-density.extent, density.extent, coarse + 1)
+        seen = np.histogram2d(x[:, 0], x[:, 1], bins=[bounds, bounds])[0]
+        full = expected > 5
+        statistic = ((seen - expected)[full] ** 2 / expected[full]).sum()
+        assert statistic < stats.chi2(full.sum() - 1).ppf(0.999)
+
+    def test_shuffled_and_seeded(self, name):
+        """A slice is a sample: both halves have the same mean, within their error; and the seed decides."""
+        first, second = (toy(name).sample(4000, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+        assert torch.equal(first, second)
+        halves = first[:2000], first[2000:]
+        error = (sum(half.var(0) for half in halves) / 2000).sqrt()
+        assert ((halves[0].mean(0) - halves[1].mean(0)).abs() < 4 * error).all()
+
+    def test_any_size_and_shape_checks(self, name):
+        assert toy(name).sample(1).shape == (1, 2)
+        with pytest.raises(InvalidValue, match="at least 1. Got 0"):
+            toy(name).sample(0)
+        with pytest.raises(InvalidValue, match=r"shape \(n, 2\). Got \(3, 3\)"):
+            toy(name).log_prob(torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "2spirals" else n for n in TOYS])
+def test_entropy_is_the_mean_of_minus_log_p(name):
+    density = toy(name)
+    values = -density.log_prob(density.sample(20_000, generator=torch.Generator().manual_seed(0)))
+    assert abs(values.mean() - density.entropy) < 4 * values.std() / len(values) ** 0.5 + 1e-6
+
+
+def test_eight_gaussians_is_a_mixture_of_scipys():
+    x = toy("8gaussians").sample(20, generator=torch.Generator().manual_seed(0)).double()
+    angles = np.arange(8) * np.pi / 4
+    centres = 4 * np.stack([np.cos(angles), np.sin(angles)], -1) / np.sqrt(2)
+    p = np.mean([stats.multivariate_normal(c, 0.125 * np.eye(2)).pdf(x.numpy()) for c in centres], axis=0)
+    np.testing.assert_allclose(toy("8gaussians").log_prob(x).exp(), p, rtol=1e-12)
+
+
+def test_circles_by_averaging_over_the_angle():
+    x = toy("circles").sample(10, generator=torch.Generator().manual_seed(0)).double()
+    angle = torch.arange(2000, dtype=torch.float64) * 2 * torch.pi / 2000
+    unit = torch.stack([angle.cos(), angle.sin()], -1)
+    p = torch.zeros(10, dtype=torch.float64)
+    for radius in (3.0, 1.5):
+        square = torch.cdist(x, radius * unit) ** 2
+        p += (torch.exp(-square / (2 * 0.24**2)) / (2 * torch.pi * 0.24**2)).mean(-1) / 2
+    torch.testing.assert_close(toy("circles").log_prob(x), p.log(), rtol=1e-9, atol=1e-9)
+
+
+def test_standardize_carries_its_jacobian():
+    x = torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1, 1e-3, 1e5]
+    )
+    transform = Standardize.fit(x)
+    z, log_det = transform(x)
+    jacobian = torch.autograd.functional.jacobian(lambda row: transform(row[None])[0][0], x[0])
+    torch.testing.assert_close(log_det[0], torch.linalg.slogdet(jacobian).logabsdet)
+    torch.testing.assert_close(transform.inverse(z), x)
+    torch.testing.assert_close(z.std(0, correction=0), torch.ones(3, dtype=torch.float64))
+
+
+def test_standardize_keeps_precision_far_from_zero():
+    """Time stamps near 1.7e9 differ by less than float32 can see before they are centred."""
+    x = 1.7e9 + np.random.default_rng(0).normal(size=(500, 1))
+    z = Transformed(Rows(x), Standardize.fit(Rows(x)))[torch.arange(500)]
+    np.testing.assert_allclose(z.numpy(), (x - x.mean()) / x.std(), atol=1e-5)
+
+
+def test_moments_in_chunks(monkeypatch):
+    x = torch.randn(101, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1e6
+    monkeypatch.setattr("unnorm.data.rows.ELEMENTS", 40)
+    found = moments(x)
+    torch.testing.assert_close(found.mean, x.mean(0))
+    torch.testing.assert_close(found.variance, x.var(0, correction=0), rtol=1e-9, atol=0)
+    assert [len(part) for part in chunks(x)] == [10] * 10 + [1]
+
+
+class TestTables:
+    @pytest.fixture
+    def numbers(self):
+        return np.random.default_rng(0).normal(size=(6, 3))
+
+    def test_csv_with_a_header(self, tmp_path, numbers):
+        path = tmp_path / "t.csv"
+        np.savetxt(path, numbers, delimiter=",", header="a,b,c", comments="")
+        table = tables.read(path)
+        assert table.columns == ("a", "b", "c")
+        np.testing.assert_allclose(table.values, numbers)
+
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+    def test_csv_without_a_header(self, tmp_path, numbers, delimiter):
+        path = tmp_path / "t.csv"
+        np.savetxt(path, numbers, delimiter=delimiter)
+        table = tables.read(path)
+        assert not table.named
+        np.testing.assert_allclose(table.values, numbers)
+
+    def test_csv_as_spreadsheets_write_it(self, tmp_path):
+        path = tmp_path / "t.csv"
+        path.write_bytes('\ufeff"height, cm",weight\r\n"1.5",2\r\n\r\n3,\r\nNA,4\r\n'.encode())
+        table = tables.read(path)
+        assert table.columns == ("height, cm", "weight")
+        np.testing.assert_array_equal(table.values, [[1.5, 2], [3, np.nan], [np.nan, 4]])
+
+    def test_npy_is_memory_mapped(self, tmp_path, numbers):
+        np.save(tmp_path / "t.npy", numbers)
+        table = tables.read(tmp_path / "t.npy")
+        assert isinstance(table.values, np.memmap)
+        np.testing.assert_array_equal(table.values, numbers)
+
+    def test_one_dimensional_array_is_one_column(self, tmp_path):
+        np.save(tmp_path / "t.npy", np.arange(5))
+        assert tables.read(tmp_path / "t.npy").values.shape == (5, 1)
+
+    def test_npz_takes_x_or_the_key(self, tmp_path, numbers):
+        np.savez(tmp_path / "t.npz", X=numbers, y=np.arange(6))
+        np.testing.assert_array_equal(tables.read(tmp_path / "t.npz").values, numbers)
+        assert tables.read(tmp_path / "t.npz", key="y").values.shape == (6, 1)
+        np.savez(tmp_path / "u.npz", one=numbers, two=numbers)
+        with pytest.raises(DataError, match=r"several arrays \(one, two\): choose one with --key"):
+            tables.read(tmp_path / "u.npz")
+        with pytest.raises(DataError, match="Did you mean 'two'"):
+            tables.read(tmp_path / "u.npz", key="twoo")
+
+    def test_parquet(self, tmp_path, numbers):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        columns = {"a": numbers[:, 0], "b": numbers[:, 1].astype("float32"), "c": [1, 2, None, 4, 5, 6]}
+        pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+        table = tables.read(tmp_path / "t.parquet")
+        assert table.columns == ("a", "b", "c")
+        assert np.isnan(table.values[2, 2])
+        pq.write_table(pa.table({"a": [1.0], "name": ["x"]}), tmp_path / "u.parquet")
+        with pytest.raises(DataError, match="Column 'name' of 'u.parquet' is not numeric"):
+            tables.read(tmp_path / "u.parquet")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("t.csv", b"", "'t.csv' is empty"),
+            ("t.csv", b"\n\n", "'t.csv' is empty"),
+            ("t.csv", b"a,b\n", "has a header but no rows"),
+            ("t.csv", b"a,b\n1,2\n3,red\n", "Column 'b' of 't.csv' is not numeric: line 3 has 'red'"),
+            ("t.csv", b"1,2\n3\n", "Line 2 of 't.csv' has 1 cells; the first line has 2"),
+            ("t.csv", b"a,b\n1,\xff\n", "not a text file in UTF-8"),
+            ("t.npy", b"not numpy", "not a complete .npy file"),
+            ("t.npz", b"PK not a zip", "not a complete .npz file"),
+            ("t.parquet", b"PAR1", "not a complete .parquet file"),
+            ("t.xlsx", b"x", "tables are .csv, .npy, .npz, .parquet files"),
+        ],
+    )
+    def test_broken_files(self, tmp_path, name, content, message):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            tables.read(path)
+
+    def test_truncated_npy(self, tmp_path, numbers):
+        np.save(tmp_path / "t.npy", numbers)
+        content = (tmp_path / "t.npy").read_bytes()
+        (tmp_path / "t.npy").write_bytes(content[:-20])
+        with pytest.raises(DataError, match="not a complete .npy file"):
+            tables.read(tmp_path / "t.npy")
+
+    def test_pickled_objects_are_refused(self, tmp_path):
+        np.save(tmp_path / "t.npy", np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
+        with pytest.raises(DataError, match="not a complete .npy file of numbers"):
+            tables.read(tmp_path / "t.npy")
+
+    @pytest.mark.parametrize(("shape", "message"), [((2, 2, 2), "rows by columns"), ((0, 3), "has no rows")])
+    def test_not_a_table(self, tmp_path, shape, message):
+        np.save(tmp_path / "t.npy", np.zeros(shape))
+        with pytest.raises(DataError, match=message):
+            tables.read(tmp_path / "t.npy")
+
+    def test_non_finite_values_are_counted_and_placed(self, numbers):
+        numbers[2, 1], numbers[4, 0], numbers[4, 2] = np.nan, np.inf, -np.inf
+        table = tables.Table(numbers, ("a", "b", "c"), True)
+        with pytest.raises(DataError, match="3 values in 2 rows .* first in row 3, column 'b'.*--drop-nonfinite"):
+            tables.finite(table, drop=False)
+        assert tables.finite(table, drop=True).kept.tolist() == [0, 1, 3, 5]
+
+    def test_columns_by_name_and_position(self, numbers):
+        table = tables.select(tables.Table(numbers, ("a", "b", "c"), True), ["c", "0"])
+        assert table.columns == ("c", "a")
+        np.testing.assert_array_equal(table.values, numbers[:, [2, 0]])
+        with pytest.raises(InvalidValue, match="Unknown column 'd'"):
+            tables.select(table, ["d"])
+
+    def test_found_under_unnorm_data(self, tmp_path, monkeypatch):
+        (tmp_path / "t.csv").write_text("1\n2\n")
+        monkeypatch.setenv("UNNORM_DATA", str(tmp_path))
+        assert tables.find("t.csv") == tmp_path / "t.csv"
+        with pytest.raises(DataError, match="There is no file 'nothing.csv'"):
+            tables.find("nothing.csv")

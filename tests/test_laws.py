@@ -1,0 +1,193 @@
+"""Every implementation of a contract obeys the contract's laws."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.laws import ESTIMATORS, MODELS, NOISES
+from unnorm import estimators, models, noise
+from unnorm.errors import InvalidValue, NonFiniteObjective
+from unnorm.estimators import Estimator
+from unnorm.noise import Noise
+from unnorm.optim import sgd
+from unnorm.train import step
+
+every_noise = pytest.mark.parametrize("make", NOISES.values(), ids=NOISES.keys())
+every_estimator = pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+every_model = pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS.keys())
+
+
+def test_no_implementation_is_left_out():
+    def concrete(module, base):
+        found = (getattr(module, name) for name in module.__all__)
+        return {c for c in found if isinstance(c, type) and issubclass(c, base) and not c.__abstractmethods__}
+
+    q = NOISES["gaussian full"]()
+    assert concrete(noise, Noise) == {type(make()) for make in NOISES.values()}
+    assert concrete(estimators, Estimator) == {type(make(q)) for make in ESTIMATORS.values()}
+    listed = {c for name in models.__all__ if isinstance(c := getattr(models, name), type)}
+    assert listed == {type(make()) for make in MODELS.values()}
+    trackers = {type(make(q).tracker) for make in ESTIMATORS.values() if hasattr(make(q), "tracker")}
+    assert trackers == set(estimators.TRACKERS.values())
+
+
+@every_noise
+class TestNoise:
+    def test_shapes(self, make, device, generator):
+        q = make().to(device)
+        x = q.sample(7, generator=generator)
+        assert x.shape[0] == 7
+        assert x.device.type == device.type
+        assert q.log_prob(x).shape == (7,)
+        assert not x.requires_grad
+
+    def test_same_generator_same_bits(self, make, device):
+        q = make().to(device)
+        first, second = (q.sample(5, generator=torch.Generator(device).manual_seed(3)) for _ in range(2))
+        assert torch.equal(first, second)
+
+    def test_a_generator_leaves_the_global_state_alone(self, make, generator):
+        before = torch.get_rng_state()
+        make().sample(5, generator=torch.Generator().manual_seed(3))
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_generator_advances(self, make, device, generator):
+        q = make().to(device)
+        assert not torch.equal(q.sample(5, generator=generator), q.sample(5, generator=generator))
+
+    def test_integrates_to_one(self, make, device, generator):
+        """E_r[q/r] = 1 under a wider r; the error bar is the sample's own."""
+        q = make().to(device).double()
+        x = q.sample(20_000, generator=generator)
+        d = x.shape[1]
+        wide = torch.distributions.Independent(torch.distributions.StudentT(3.0, x.mean(0), 2 * x.std(0)), 1)
+        torch.manual_seed(0)
+        z = wide.sample((200_000,))
+        ratio = (q.log_prob(z) - wide.log_prob(z)).exp()
+        assert d <= 3
+        assert abs(ratio.mean() - 1) < 4 * ratio.std() / len(ratio) ** 0.5
+
+    def test_samples_follow_the_density(self, make, device, generator):
+        """The tilt identity: E_q[w] over samples equals the integral of w q, for w = exp(-|x - m|^2 / 2)."""
+        q = make().to(device).double()
+        x = q.sample(200_000, generator=generator)
+        centre = x[:100].mean(0)
+
+        def bump(points):
+            return torch.exp(-(points - centre).square().sum(-1) / 2)
+
+        torch.manual_seed(0)
+        z = centre + torch.randn(200_000, x.shape[1], dtype=x.dtype, device=x.device)
+        normaliser = (2 * torch.pi) ** (x.shape[1] / 2)
+        by_quadrature = q.log_prob(z).exp() * normaliser
+        by_samples = bump(x)
+        error = (by_quadrature.var() / len(z) + by_samples.var() / len(x)).sqrt()
+        assert abs(by_quadrature.mean() - by_samples.mean()) < 4 * error
+
+    def test_state_survives(self, make, device):
+        q, other = make(), make()
+        for buffer in other.buffers():
+            buffer.zero_() if buffer.is_floating_point() else None
+        other.load_state_dict(q.state_dict())
+        x = q.sample(4, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(q.log_prob(x), other.log_prob(x))
+        assert q.state_dict()
+
+    def test_moves_to_float64(self, make):
+        q = make()
+        x = q.sample(6, generator=torch.Generator().manual_seed(0))
+        single = q.log_prob(x)
+        double = q.double().log_prob(x.double())
+        assert double.dtype == torch.float64
+        torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-4)
+        assert q.sample(2).dtype == torch.float64
+
+    def test_refuses_no_draws(self, make):
+        with pytest.raises(InvalidValue, match="at least 1. Got 0"):
+            make().sample(0)
+
+
+def setting(make, make_model, device="cpu", dtype=torch.float32):
+    q = NOISES["gaussian full"]().to(device=device, dtype=dtype)
+    model = make_model().to(device=device, dtype=dtype)
+    estimator = make(q).to(device=device, dtype=dtype)
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(5)).to(device=device, dtype=dtype)
+    return model, estimator, x
+
+
+def seeded(device="cpu"):
+    return torch.Generator(device).manual_seed(7)
+
+
+@every_estimator
+@every_model
+class TestEstimator:
+    def test_objective(self, make, make_model, device):
+        model, estimator, x = setting(make, make_model, device)
+        surrogate, info = estimator(model, x, generator=seeded(device))
+        assert surrogate.shape == ()
+        assert surrogate.requires_grad
+        assert info["value"].shape == ()
+        assert not any(number.requires_grad for number in info.values())
+
+    def test_eval_is_pure(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        estimator(model, x, generator=seeded())
+        estimator.eval()
+        before = copy.deepcopy(estimator.state_dict())
+        estimator(model, x + 1, generator=seeded())
+        assert all(torch.equal(before[key], value) for key, value in estimator.state_dict().items())
+
+    def test_training_changes_state(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        before = copy.deepcopy(estimator.state_dict())
+        estimator(model, x, generator=seeded())
+        assert any(not torch.equal(before[key], value) for key, value in estimator.state_dict().items())
+
+    def test_state_survives(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        estimator(model, x, generator=seeded())
+        other = make(estimator.noise)
+        other.load_state_dict(estimator.state_dict())
+        ours, theirs = (each(model, x, generator=seeded()) for each in (estimator, other))
+        assert torch.equal(ours.surrogate, theirs.surrogate)
+        assert all(torch.equal(ours.info[key], theirs.info[key]) for key in ours.info)
+
+    def test_same_generator_same_bits(self, make, make_model):
+        values = []
+        for _ in range(2):
+            model, estimator, x = setting(make, make_model)
+            values.append(estimator(model, x, generator=seeded()).surrogate)
+        assert torch.equal(*values)
+
+    def test_gradient_reaches_every_parameter(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        estimator(model, x, generator=seeded()).surrogate.backward()
+        for name, parameter in [*model.named_parameters(), *estimator.named_parameters()]:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0 or name.endswith("layers.2.bias"), name
+
+    def test_float64_agrees_with_float32(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        double = copy.deepcopy((model, estimator))
+        # The noise is drawn in float32 and cast, so that both see the same points.
+        z = estimator.noise.sample(37 if estimator.n_noise else 20, generator=seeded())
+        results = []
+        for m, e, data in ((model, estimator, x), (*(part.double() for part in double), x.double())):
+            e.noise._sample = lambda n, g, like=data: z.to(like.dtype)
+            results.append(e(m, data).surrogate.double())
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+    def test_non_finite_raises_before_any_update(self, make, make_model):
+        model, estimator, x = setting(make, make_model)
+        x[3] = torch.nan
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(NonFiniteObjective, match="not finite .*log_u = .*Lower the learning rate"):
+            step(model, estimator, sgd(model.parameters(), 0.1), x, generator=seeded())
+        assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+    def test_refuses_a_model_of_the_wrong_shape(self, make, make_model):
+        _, estimator, x = setting(make, make_model)
+        with pytest.raises(InvalidValue, match=r"must map \(n, \*event\) to \(n,\). Got .* -> \(\d+, 3\)"):
+            estimator(lambda points: points, x)
