@@ -150,6 +150,7 @@ class TestDiagnostics:
             ({"importance": good._replace(khat=0.9), "grid": on_grid}, {}, "CARE", "only the grid's log Z counts"),
             ({"importance": good._replace(stderr=0.1)}, {}, "CARE", "known only to 0.1"),
             ({"importance": good._replace(stderr=2.0)}, {}, "DISTRUST", "known only to 2"),
+            ({"importance": good._replace(ess=20.0)}, {}, "DISTRUST", "only 20 effective draws of 200000"),
             ({"importance": good._replace(value=math.nan)}, {}, "DISTRUST", "is nan"),
             ({"importance": good._replace(value=1.03), "grid": on_grid}, {}, "CARE", "differ by 0.028"),
             ({"importance": good._replace(value=3.0), "grid": on_grid}, {}, "DISTRUST", "differ by 1.998"),

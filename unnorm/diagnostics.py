@@ -14,6 +14,7 @@ from unnorm.types import LogZ
 
 __all__ = ["KHAT_LIMIT", "Verdict", "effective_sample_size", "pareto_khat", "verdict"]
 
+LEAST_ESS = 100  # fewer effective draws cannot tell their own error
 KHAT_LIMIT = 0.7  # Vehtari et al. 2024: below, the stderr of an importance estimate can be believed
 
 
@@ -89,6 +90,8 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
         (doubtful if grid_is_good else bad).append(
             f"the importance weights have Pareto k {importance.khat:.2f}, at or above {KHAT_LIMIT}, {consequence}"
         )
+    elif not grid_is_good and importance.ess < LEAST_ESS:
+        bad.append(f"only {importance.ess:.0f} effective draws of {importance.n} stand behind log Z")
     elif not grid_is_good and importance.stderr > 0.05:
         (bad if importance.stderr > 0.5 else doubtful).append(
             f"log Z is known only to {importance.stderr:.2g} nats "

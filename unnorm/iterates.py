@@ -21,7 +21,7 @@ def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay:
     tensor(2.)
     """
     total = torch.as_tensor(count, dtype=torch.float64, device=average.device) + decay + 1
-    return average + (new - average) * ((decay + 1) / total)
+    return average + (new - average) * ((decay + 1) / total).to(average.dtype)
 
 
 class Iterates(nn.Module):

@@ -195,7 +195,7 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
 
     numbers = {
         "test_nll": test.value,
-        "test_stderr": test.stderr,
+        "test_stderr": math.hypot(test.stderr, density.log_z.stderr),
         "train_nll": train.value,
         "noise_nll": nll(noise_log_prob, points.test).value,
     }

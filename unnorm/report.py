@@ -52,7 +52,8 @@ def _number(value: float | None, digits: int = 4) -> str:
 def write(out: Path, settings: Mapping[str, Any], points: Any, density: Density, result: Mapping[str, Any]) -> None:
     """Draw `density.png` and write `report.md` into the run folder."""
     name = Path(str(settings["data"])).name
-    title = f"{name}: test NLL {result['test_nll']:.3f} ± {_number(result['test_stderr'], 3)} nats"
+    error = _number(result["test_stderr"], 3)
+    title = f"{name}: test NLL {result['test_nll']:.3f} ± {error} nats ({result['verdict_level']})"
     picture(out / "density.png", density, _some(points.train), _some(points.test), points.columns, title)
     write_atomically(out / "report.md", _markdown(out, name, settings, points, result).encode())
 
@@ -75,7 +76,8 @@ def _markdown(out: Path, name: str, settings: Mapping[str, Any], points: Any, re
 | --- | --- |
 {numbers}
 
-NLL is the mean of -log p(x) in nats per row, in the units of the data. The ± is one standard error.
+NLL is the mean of -log p(x) in nats per row, in the units of the data. The ± is one standard error; of the test NLL,
+that of the rows and that of log Z together.
 
 ![data, density and samples](density.png)
 
