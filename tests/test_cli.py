@@ -29,6 +29,12 @@ def unnorm(*arguments):
     return stopped.value.code
 
 
+def importable():
+    """The environment of a child process that finds this source tree from anywhere."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def table(path, values, names=("a", "b", "c")):
     names = names[: values.shape[1]]
     np.savetxt(path, values, delimiter=",", header=",".join(names), comments="")
@@ -210,7 +216,7 @@ class TestOthers:
 
     def test_help_does_not_wait_for_torch(self):
         code = "import sys, unnorm.cli; sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert subprocess.run([sys.executable, "-c", code], env=importable(), check=False).returncode == 0
 
 
 def write(name, text):
@@ -325,7 +331,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
     import time
 
     table("t.csv", points())
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = importable()
     command = [sys.executable, "-m", "unnorm"]
     arguments = ["fit", "t.csv", "--hidden", "16,16", "--steps", "200000", "--schedule", "constant", "--out", "run"]
     process = subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)

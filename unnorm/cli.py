@@ -1,6 +1,7 @@
 """The command line: `unnorm fit | score | sample | info`."""
 
 import json
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -260,6 +261,7 @@ def _say(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: one line and exit code 2 for a user's mistake, a traceback only for a bug of ours."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its hints are for its own users
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")

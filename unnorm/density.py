@@ -82,6 +82,10 @@ class Density(nn.Module):
         """The estimate with the smaller error."""
         return min(self.log_zs.values(), key=lambda found: found.stderr)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Density":
+        self._grid = None  # it would stay behind on the old device
+        return super()._apply(fn, recurse)
+
     def log_prob(self, x: Tensor) -> Tensor:
         """The normalised log density at x of shape (n, *event); differentiable in x."""
         if x.shape[1:] != self.event:

@@ -15,7 +15,7 @@ from torch import nn
 from unnorm import __version__, report
 from unnorm.checkpoint import write_atomically
 from unnorm.data import tables
-from unnorm.data.rows import Rows, RowSource
+from unnorm.data.rows import Rows, RowSource, chunks
 from unnorm.data.toy import TOYS, Toy, toy
 from unnorm.data.transforms import Standardize, Transformed
 from unnorm.density import Density
@@ -171,7 +171,8 @@ def run(
     train = Transformed(points.train, transform)
     noise = Gaussian.fit(train, covariance=NOISES[job.noise])
     model, estimator = job._build_model(len(points.columns), noise), job._build_estimator(noise)
-    history = fit(model, estimator, train, job.training, fabric=fabric, folder=out, resume=resume, progress=progress)
+    source = _near(train, fabric.device)
+    history = fit(model, estimator, source, job.training, fabric=fabric, folder=out, resume=resume, progress=progress)
     generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
     transform.to(fabric.device)
     density = Density.normalise(model, noise, transform, n=job.n_importance, generator=generator).cpu()
@@ -182,6 +183,13 @@ def run(
     write_atomically(out / RESULT, _json(result))
     report.write(out, asdict(job), points, density, result)
     return result
+
+
+def _near(rows: RowSource, device: torch.device) -> RowSource:
+    """On an accelerator, rows that fit into a gigabyte as one tensor there; else the rows as they are."""
+    if device.type == "cpu" or len(rows) * rows[torch.zeros(1, dtype=torch.int64)].numel() > 2**28:
+        return rows
+    return torch.cat([chunk.to(device) for chunk in chunks(rows)])
 
 
 def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:

@@ -223,7 +223,8 @@ class _Run:
         index = torch.randint(
             len(self.data), (self.training.batch,), generator=self.generator, device=self.generator.device
         )
-        x = self.data[index].to(device=self.fabric.device, dtype=self.dtype)
+        rows = self.data[index if isinstance(self.data, Tensor) else index.cpu()]
+        x = rows.to(device=self.fabric.device, dtype=self.dtype)
         try:
             info = step(
                 self.wrapped,

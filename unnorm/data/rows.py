@@ -15,7 +15,7 @@ ELEMENTS = 2**17  # numbers held at once while passing over the data: 1 MB in fl
 
 
 class RowSource(Protocol):
-    """What training and fitting read from: a tensor, or anything indexed like one along its first axis."""
+    """What training and fitting read from: a tensor, or anything indexed by a tensor (on the CPU) like one."""
 
     def __len__(self) -> int: ...
 
@@ -37,7 +37,7 @@ class Rows:
         return len(self.values) if self.index is None else len(self.index)
 
     def __getitem__(self, index: Tensor, /) -> Tensor:
-        place = index.cpu().numpy()
+        place = index.numpy()
         rows = self.values[place if self.index is None else self.index[place]]
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.dtype)
 
