@@ -114,6 +114,7 @@ class TestFit:
             ["--model", "quadratic", "--noise", "gaussian-low-rank", "--optimizer", "sgd", "--lr", "0.05"],
             ["--tracker", "scent", "--iterate", "averaged", "--schedule", "power"],
             ["--tracker", "umax", "--iterate", "random", "--precision", "64"],
+            ["--iterate", "best"],
             ["--gamma", "0.5", "--beta", "0.5", "--schedule", "pl", "--mu", "2", "--n-noise", "100"],
         ],
     )

@@ -157,6 +157,17 @@ def test_plain_mean_is_decay_zero():
     assert math.isclose(average, 5.0, rel_tol=1e-6)
 
 
+def test_best_iterate_is_the_one_with_the_least_value():
+    model = Counter()
+    kept = Iterates("best", model)
+    for weight, value in ((1.0, 0.5), (2.0, 0.2), (3.0, 0.3)):
+        model.weight.data.fill_(weight)
+        kept.observe(model, generator=torch.Generator())
+        kept.consider(model, value)
+    kept.restore(model)
+    assert model.weight.item() == 2.0
+
+
 def test_unknown_iterate():
     with pytest.raises(InvalidValue, match="Did you mean 'averaged'"):
         Iterates("average", Counter())

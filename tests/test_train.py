@@ -18,6 +18,7 @@ from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, fit
 from unnorm.checkpoint import read_tensors, write_tensors
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.optim import Constant, Power, Rates, rates
+from unnorm.partition import importance
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,6 +88,29 @@ class TestLearning:
         fit(model, MECO(Gaussian(1)), normal(d=1), Training(steps=6, iterate="random", lr=0.1))
         assert len(set(visited)) == 6
         assert model.linear.item() in visited
+
+    def test_best_iterate_does_not_overfit(self):
+        """Twenty rows, a network, many steps: the validated iterate is better on fresh rows than the last one."""
+        fresh, values = normal(4000, seed=9), {}
+        for iterate in ("last", "best"):
+            q = Gaussian.fit(normal(20))
+            model = Tilted(q, MLP(2, hidden=(64, 64), generator=torch.Generator().manual_seed(1)))
+            training = Training(steps=600, lr=3e-3, iterate=iterate, validate_every=20)
+            history = fit(model, MECO(q), normal(20), training, validation=normal(500, seed=4))
+            log_z = importance(model, q, 20_000, generator=torch.Generator().manual_seed(0)).value
+            values[iterate] = log_z - model(fresh).mean().item()
+            assert len(history["validation"]) == 30
+        assert values["best"] < values["last"] - 0.1
+
+    def test_best_needs_validation_rows(self):
+        with pytest.raises(InvalidValue, match="chosen on validation data"):
+            run(Training(steps=3, iterate="best"))
+
+    def test_validation_leaves_the_run_unchanged(self):
+        plain, _, _ = run(Training(steps=30))
+        model, estimator = pieces()
+        fit(model, estimator, normal(), Training(steps=30, validate_every=3), validation=normal(50, seed=2))
+        assert same(plain, model)
 
     def test_sequences_of_the_library_are_followed(self):
         model, estimator = pieces()

@@ -52,7 +52,9 @@ def fit(
         str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
     ] = "cosine",
     mu: Annotated[float, typer.Option(help="PL constant for --schedule pl.")] = 1.0,
-    iterate: Annotated[str, typer.Option(help="Which iterate to keep: last, random (the paper) or averaged.")] = "last",
+    iterate: Annotated[
+        str, typer.Option(help="Which iterate to keep: last, random (the paper), averaged, or best (validated).")
+    ] = "last",
     n: Annotated[int, typer.Option(help="Training points to draw of a toy set.")] = 50_000,
     test: Annotated[float, typer.Option(help="Share of the rows kept for testing.")] = 0.1,
     columns: Annotated[str | None, typer.Option(help="Columns to use, by name or position: a,b,c.")] = None,

@@ -131,7 +131,7 @@ def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importa
     if train is not None and test - train > max(0.1, 3 * stderr):
         doubts.append(
             f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "
-            "(fewer steps, smaller model, more rows)"
+            "(--iterate best, fewer steps, a smaller model, or more rows)"
         )
     if noise is not None and not grid_is_good and noise - test > math.log(importance.n):
         doubts.append(

@@ -1,4 +1,4 @@
-"""Which iterate training hands back: the last, one drawn uniformly (as the paper's Algorithm 1 says), or an average."""
+"""Which iterate training hands back: the last, a random one (the paper's Algorithm 1), an average, or the best."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from unnorm.names import unknown
 
 __all__ = ["ITERATES", "Iterates", "polynomial_average"]
 
-ITERATES = ("last", "random", "averaged")
+ITERATES = ("last", "random", "averaged", "best")
 
 
 def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 3.0) -> Tensor:
@@ -27,11 +27,15 @@ def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay:
 class Iterates(nn.Module):
     """Watches theta_1 ... theta_T go by and keeps what the rule asks for; its state is in `state_dict()`.
 
+    "last" keeps nothing. "random" and "averaged" observe every iterate; "best" considers those that were validated.
+
     >>> model = nn.Linear(1, 1)
     >>> kept = Iterates("random", model)
     >>> kept.observe(model, generator=torch.Generator())
     >>> kept.restore(model)
     """
+
+    least: Tensor
 
     def __init__(self, rule: str, model: nn.Module):
         super().__init__()
@@ -40,6 +44,7 @@ class Iterates(nn.Module):
         self.rule = rule
         self.kept = None if rule == "last" else AveragedModel(model, avg_fn=self._combine)
         self._take = False
+        self.register_buffer("least", torch.tensor(torch.inf, dtype=torch.float64))
 
     def _combine(self, kept: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
         if self.rule == "averaged":
@@ -48,12 +53,21 @@ class Iterates(nn.Module):
 
     def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:
         """See one more iterate, before it is updated; "random" keeps the t-th with probability 1/t."""
-        if self.kept is None:
+        if self.kept is None or self.rule == "best":
             return
         if self.rule == "random":
             draw = torch.rand((), generator=generator, device=generator.device)
             self._take = bool(draw * (self.kept.n_averaged + 1).to(draw.device) < 1)
         self.kept.update_parameters(model)
+
+    def consider(self, model: nn.Module, value: float) -> None:
+        """See an iterate with its value on validation data; "best" keeps the one with the least."""
+        if self.kept is None or self.rule != "best":
+            return
+        if value < self.least:
+            self.least.fill_(value)
+            self._take = True
+            self.kept.update_parameters(model)
 
     def restore(self, model: nn.Module) -> None:
         """Put the chosen iterate into `model`."""

@@ -37,6 +37,7 @@ MODELS = ("tilted", "mlp", "quadratic")
 NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-rank": "low-rank"}
 OWN_FILES = (CONFIG, RESULT, CHECKPOINT, HISTORY, "model.safetensors", "model.json", "density.png", "report.md")
 LEAST_ROWS = 10
+MOST_VALIDATION = 2000
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Points(NamedTuple):
 
     train: RowSource
     test: RowSource
+    validation: RowSource | None  # rows of neither, where the best iterate is asked for
     columns: tuple[str, ...]
     width: int  # columns of the file, before any were left out
     places: tuple[int, ...]  # where the columns stand in the file
@@ -101,20 +103,32 @@ class Points(NamedTuple):
 
 def prepare(job: Job) -> Points:
     """Read and check the data, and split them by the seed."""
-    if job.data in TOYS:
-        truth = toy(job.data)
-        generator = torch.Generator().manual_seed(job.training.seed)
-        train = truth.sample(job.n, generator=generator)
-        test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
-        return Points(train, test, ("x", "y"), 2, (0, 1), truth)
+    return _toy_points(job) if job.data in TOYS else _table_points(job)
+
+
+def _toy_points(job: Job) -> Points:
+    truth = toy(job.data)
+    generator = torch.Generator().manual_seed(job.training.seed)
+    train = truth.sample(job.n, generator=generator)
+    test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
+    validation = truth.sample(MOST_VALIDATION, generator=generator) if job.training.iterate == "best" else None
+    return Points(train, test, validation, ("x", "y"), 2, (0, 1), truth)
+
+
+def _table_points(job: Job) -> Points:
     table, places, width = _read(job)
     order = np.arange(table.rows, dtype=np.int32 if table.rows < 2**31 else np.int64)
     np.random.default_rng(job.training.seed).shuffle(order)
     if table.kept is not None:
         order = table.kept[order]
-    held_out = min(max(1, round(job.test * len(order))), len(order) - 2)
-    test_index, train_index = np.sort(order[:held_out]), np.sort(order[held_out:])
-    return Points(Rows(table.values, train_index), Rows(table.values, test_index), table.columns, width, places, None)
+    tested = min(max(1, round(job.test * len(order))), len(order) - 4)
+    validated = 0
+    if job.training.iterate == "best":
+        validated = min(max(2, round(0.1 * (len(order) - tested))), MOST_VALIDATION)
+    test, validation, train = (
+        Rows(table.values, np.sort(part)) for part in np.split(order, [tested, tested + validated])
+    )
+    return Points(train, test, validation if validated else None, table.columns, width, places, None)
 
 
 def _read(job: Job) -> tuple[tables.Table, tuple[int, ...], int]:
@@ -171,8 +185,20 @@ def run(
     train = Transformed(points.train, transform)
     noise = Gaussian.fit(train, covariance=NOISES[job.noise])
     model, estimator = job._build_model(len(points.columns), noise), job._build_estimator(noise)
-    source = _near(train, fabric.device)
-    history = fit(model, estimator, source, job.training, fabric=fabric, folder=out, resume=resume, progress=progress)
+    validation = None
+    if points.validation is not None:
+        validation = torch.cat(list(chunks(Transformed(points.validation, transform))))
+    history = fit(
+        model,
+        estimator,
+        _near(train, fabric.device),
+        job.training,
+        validation=validation,
+        fabric=fabric,
+        folder=out,
+        resume=resume,
+        progress=progress,
+    )
     generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
     transform.to(fabric.device)
     density = Density.normalise(model, noise, transform, n=job.n_importance, generator=generator).cpu()

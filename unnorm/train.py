@@ -52,9 +52,10 @@ class Training:
         beta: weight of the new gradient in v, in (0, 1].
         schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
         mu: the PL constant for "pl".
-        iterate: "last", "random" (Algorithm 1) or "averaged".
+        iterate: "last", "random" (Algorithm 1), "averaged", or "best" on validation data.
         log_every: steps between two records of the history.
         checkpoint_every: steps between two checkpoints, where there is a folder to write to.
+        validate_every: steps between two looks at the validation data, where there are any.
         seed: of batches and noise, where no generator is given.
 
     >>> Training(steps=0)
@@ -72,10 +73,11 @@ class Training:
     iterate: str = "last"
     log_every: int = 10
     checkpoint_every: int = 500
+    validate_every: int = 25
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "log_every", "checkpoint_every"):
+        for name in ("steps", "batch", "log_every", "checkpoint_every", "validate_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
@@ -126,6 +128,7 @@ def fit(
     data: RowSource,
     training: Training | None = None,
     *,
+    validation: Tensor | None = None,
     rates: Rates | None = None,
     generator: torch.Generator | None = None,
     fabric: Fabric | None = None,
@@ -140,6 +143,7 @@ def fit(
         estimator: the objective; trained too where it has Parameters.
         data: a tensor of shape (n, *event), or any RowSource.
         training: how to train.
+        validation: rows kept out of training; their objective goes into the history and decides for iterate="best".
         rates: sequences for eta, beta and gamma in place of those `training.schedule` names.
         generator: draws batches and noise, on the fabric's device; seeded with `training.seed` when None.
         fabric: device, precision and processes; one process on the CPU when None.
@@ -158,7 +162,7 @@ def fit(
     """
     training = training or Training()
     fabric = fabric or Fabric(accelerator="cpu", devices=1)
-    run = _Run(model, estimator, data, training, rates, generator, fabric, Path(folder) if folder else None)
+    run = _Run(model, estimator, data, training, validation, rates, generator, fabric, Path(folder) if folder else None)
     if resume:
         run.load()
     else:
@@ -179,6 +183,7 @@ class _Run:
         estimator: Estimator,
         data: RowSource,
         training: Training,
+        validation: Tensor | None,
         rates: Rates | None,
         generator: torch.Generator | None,
         fabric: Fabric,
@@ -189,6 +194,8 @@ class _Run:
             raise InvalidValue("There are no data to train on.")
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidValue("The model has no parameters to train.")
+        if training.iterate == "best" and validation is None:
+            raise InvalidValue("The iterate 'best' is chosen on validation data: give fit(..., validation=rows).")
         self.training, self.fabric, self.folder = training, fabric, folder
         self.rates = rates or training.rates()
         self.model, self.estimator = model.train(), estimator.train()
@@ -197,6 +204,7 @@ class _Run:
         self.dtype = parameters[0].dtype
         self.estimator.to(device=fabric.device, dtype=self.dtype)
         self.data = data.to(fabric.device) if isinstance(data, Tensor) else data
+        self.validation = None if validation is None else validation.to(device=fabric.device, dtype=self.dtype)
         self.generator = self._generator(generator)
         self.iterates = Iterates(training.iterate, model)
         self.t, self.seconds = 0, 0.0
@@ -237,13 +245,29 @@ class _Run:
         except NonFiniteObjective as problem:
             raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
         self.t, self.seconds = t, self.seconds + time.perf_counter() - began
-        if logging := t == 1 or t % self.training.log_every == 0 or t == self.training.steps:
+        last = t == self.training.steps
+        validating = self.validation is not None and (last or t % self.training.validate_every == 0)
+        logging = last or validating or t == 1 or t % self.training.log_every == 0
+        if logging or bar.due():
             numbers = {name: float(value) for name, value in info.items()}
-            self._record({"step": t, **numbers, "lr": eta, "seconds": round(self.seconds, 3)})
-        if bar.due() or t == self.training.steps:
-            bar.show(t, numbers if logging else {name: float(value) for name, value in info.items()})
+            bar.show(t, numbers)
+            if validating:
+                numbers["validation"] = self._validate()
+            if logging:
+                self._record({"step": t, **numbers, "lr": eta, "seconds": round(self.seconds, 3)})
         if t % self.training.checkpoint_every == 0:
             self.save()
+
+    @torch.no_grad()
+    def _validate(self) -> float:
+        """The objective on the validation rows, always with the same noise draws, so that iterates can be compared."""
+        assert self.validation is not None
+        generator = torch.Generator(self.fabric.device).manual_seed(self.training.seed)
+        self.model.eval(), self.estimator.eval()
+        value = float(self.estimator(self.model, self.validation, generator=generator).info["value"])
+        self.model.train(), self.estimator.train()
+        self.iterates.consider(self.model, value)
+        return value
 
     def _backward(self, surrogate: Tensor) -> None:
         self.fabric.backward(surrogate)

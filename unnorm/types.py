@@ -71,15 +71,19 @@ class LogZ(NamedTuple):
 class History(NamedTuple):
     """One record for each logged training step: `step`, `seconds`, and the estimator's `info`.
 
-    >>> history = History([{"step": 1, "value": 3.0}, {"step": 2, "value": 2.5}])
-    >>> history["value"]
-    [3.0, 2.5]
+    `history[name]` has that number of every record that holds it.
+
+    >>> history = History([{"step": 1, "value": 3.0}, {"step": 2, "value": 2.5, "validation": 2.6}])
+    >>> history["value"], history["validation"]
+    ([3.0, 2.5], [2.6])
     """
 
     records: list[dict[str, float]]
 
     def __getitem__(self, name: Any) -> Any:
-        return [record[name] for record in self.records] if isinstance(name, str) else tuple.__getitem__(self, name)
+        if not isinstance(name, str):
+            return tuple.__getitem__(self, name)
+        return [record[name] for record in self.records if name in record]
 
 
 def log_density(model: LogDensity, x: Tensor) -> Tensor:
