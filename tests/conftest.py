@@ -1,4 +1,4 @@
-"""Options of the test run: the floating-point type and the device that the laws are tried on."""
+"""Options of the test run: the device that the laws are tried on."""
 
 import os
 from pathlib import Path

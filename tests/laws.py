@@ -36,6 +36,12 @@ NOISES: dict[str, Callable[[], Noise]] = {
             td.Independent(td.Normal(torch.tensor([[-2.0, 0.0], [2.0, 1.0]]), torch.ones(2, 2)), 1),
         )
     ),
+    "uniform": lambda: from_distribution(td.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 3.0]))),
+    "gamma": lambda: from_distribution(td.Gamma(torch.tensor([2.0]), torch.tensor([1.0]))),
+    "scalar": lambda: from_distribution(td.Normal(0.0, 1.0)),
+    "mixture by logits": lambda: from_distribution(
+        td.MixtureSameFamily(td.Categorical(logits=torch.tensor([0.3, 0.7])), td.Normal(torch.zeros(2), torch.ones(2)))
+    ),
     "transformed": lambda: from_distribution(_transformed()),
 }
 

@@ -115,7 +115,8 @@ class TestFit:
             ["--tracker", "scent", "--iterate", "averaged", "--schedule", "power"],
             ["--tracker", "umax", "--iterate", "random", "--precision", "64"],
             ["--iterate", "best"],
-            ["--gamma", "0.5", "--beta", "0.5", "--schedule", "pl", "--mu", "2", "--n-noise", "100"],
+            ["--schedule", "pl", "--mu", "2", "--n-noise", "100"],
+            ["--gamma", "0.5", "--beta", "0.5", "--precision", "bf16"],
         ],
     )
     @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # 60 steps leave a plain network far off
@@ -135,7 +136,9 @@ class TestFit:
         assert unnorm("score", "one", path) == 0
         assert len(capsys.readouterr().out.splitlines()) == 300
         assert unnorm("score", "runs/t", path, "--drop-nonfinite") == 0
-        assert len(capsys.readouterr().out.splitlines()) == 299
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 299
+        assert [line.split(",")[0] for line in lines[4:6]] == ["5", "7"]  # row 6 is left out, and one sees it
 
     def test_resume_equals_running_through(self, capsys):
         path = table("t.csv", points())
@@ -215,6 +218,10 @@ class TestOthers:
         assert unnorm(command, "--help") == 0
         assert f"Example: unnorm {command}" in capsys.readouterr().out
 
+    def test_version(self, capsys):
+        assert unnorm("--version") == 0
+        assert capsys.readouterr().out.startswith("unnorm 0.")
+
     def test_help_does_not_wait_for_torch(self):
         code = "import sys, unnorm.cli; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], env=importable(), check=False).returncode == 0
@@ -255,7 +262,16 @@ MISTAKES = {
     "output unwritable": (["fit", "t.csv", "--out", "/proc/nowhere/run"], "cannot be written"),
     "column": (["fit", "t.csv", "--columns", "a,z"], "Unknown column 'z'"),
     "resume nothing": (["fit", "--resume", "taken"], "There is no run to resume at 'taken'"),
-    "resume and data": (["fit", "t.csv", "--resume", "taken"], "neither DATA nor --out"),
+    "resume and options": (["fit", "t.csv", "--resume", "taken", "--lr", "3"], "leave out data, lr"),
+    "seed": (["fit", "t.csv", "--seed", "-1"], "'seed' of Training must be"),
+    "pl and gamma": (["fit", "t.csv", "--schedule", "pl", "--gamma", "0.2"], "sets gamma and beta itself"),
+    "pl and beta": (["fit", "t.csv", "--schedule", "pl", "--beta", "0.2"], "sets gamma and beta itself"),
+    "pl and umax": (["fit", "t.csv", "--schedule", "pl", "--tracker", "umax"], "tracker 'ema'. Got 'umax'"),
+    "pl mu": (["fit", "t.csv", "--schedule", "pl", "--mu", "0"], "'mu' must be positive"),
+    "huge": (["fit", "huge.csv"], "Column 'b' has size inf"),
+    "long name": (["fit", "t.csv", "--out", "x" * 300], "cannot be written"),
+    "foreign file": (["fit", "t.csv", "--out", "foreign", "--force"], "report.md' was not written by unnorm"),
+    "memory": (["fit", "moons", "--n", "1000000000000"], "Not enough memory"),
     "no model": (["score", "taken", "t.csv"], "There is no saved density at 'taken'"),
     "no model folder": (["info", "nowhere"], "There is no saved density at 'nowhere'"),
 }
@@ -272,6 +288,9 @@ def test_mistakes_get_one_line_and_exit_code_two(mistake, capsys):
     write("constant.csv", "a,b\n" + "".join(f"{k},5\n" for k in range(20)))
     Path("taken").mkdir()
     write("taken/notes.txt", "mine")
+    write("huge.csv", "a,b\n" + "".join(f"{k},{k}e200\n" for k in range(1, 21)))
+    Path("foreign").mkdir()
+    write("foreign/report.md", "mine")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert unnorm(*arguments) == 2
     captured = capsys.readouterr()
@@ -285,13 +304,16 @@ def test_mistakes_get_one_line_and_exit_code_two(mistake, capsys):
     ("arguments", "message"),
     [
         (["score", "run", "narrow.csv"], "'narrow.csv' has 2 columns; the model was fitted on 3 (a, b, c)"),
+        (["score", "run", "renamed.csv"], "'renamed.csv' lacks columns the model was fitted on: a, b, c"),
+        (["sample", "run", "-n", "3", "--seed", "-1"], "seed must be an integer from 0"),
         (["sample", "run", "-n", "0"], "at least 1. Got 0"),
         (["sample", "run", "-n", "3", "--out", "t.csv"], "'t.csv' exists. Use --force"),
         (["sample", "run", "-n", "3", "--out", "s.txt"], "must be a .csv or .npy file"),
     ],
 )
 def test_mistakes_with_a_model(fitted, arguments, message, capsys):
-    table("narrow.csv", points(d=2), "xy")
+    np.savetxt("narrow.csv", points(d=2), delimiter=",")
+    table("renamed.csv", points(), "xyz")
     assert unnorm(*arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -309,7 +331,67 @@ def test_edited_config_is_one_line(fitted, capsys):
     path = fitted / "config.json"
     path.write_text(path.read_text().replace('"steps"', '"stepz"'))
     assert unnorm("fit", "--resume", fitted) == 2
-    assert "is damaged, edited, or not a run's" in capsys.readouterr().err
+    assert "edited after it was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{nope", "[1]", "{}", ""])
+@pytest.mark.parametrize(("file", "command"), [("result.json", ["info"]), ("config.json", ["score", "t.csv"])])
+def test_edited_results_are_one_line(fitted, capsys, file, command, content):
+    (fitted / file).write_text(content)
+    assert unnorm(command[0], fitted, *command[1:]) == 2
+    captured = capsys.readouterr()
+    assert f"{file}' " in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_result_of_another_model_is_not_believed(fitted, capsys):
+    path = fitted / "result.json"
+    path.write_text(path.read_text().replace('"test_nll": ', '"test_nll": -1'))
+    assert unnorm("info", fitted) == 2
+    assert "its digest does not match" in capsys.readouterr().err
+
+
+def test_resume_after_a_kill_before_the_first_checkpoint(fitted, capsys):
+    whole = (fitted / "model.safetensors").read_bytes()
+    for name in ("checkpoint.safetensors", "history.jsonl", "model.safetensors", "model.json", "result.json"):
+        (fitted / name).unlink()
+    assert unnorm("fit", "--resume", fitted) == 0
+    assert (fitted / "model.safetensors").read_bytes() == whole
+
+
+def test_extension_is_remembered(capsys):
+    path = table("t.csv", points())
+    short = [*SMALL[:2], "--n-importance", "2000", "--schedule", "constant", "--steps", "20", "--out", "run"]
+    assert unnorm("fit", path, *short) == 0
+    assert unnorm("fit", "--resume", "run", "--steps", "40") == 0
+    capsys.readouterr()
+    assert unnorm("fit", "--resume", "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 40
+
+
+def test_samples_of_a_nameless_table_can_be_scored(capsys):
+    np.save("t.npy", 1.7e9 + points(d=2))
+    assert unnorm("fit", "t.npy", *SMALL, "--out", "run") == 0
+    assert unnorm("sample", "run", "-n", "50", "--out", "s.csv") == 0
+    capsys.readouterr()
+    assert unnorm("score", "run", "s.csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 50
+    assert len(np.unique(np.loadtxt("s.csv", delimiter=",")[:, 0])) == 50
+
+
+def test_awkward_names(capsys):
+    names = ["$^$", '"a, b"', "[bold]x"]
+    np.savetxt("t.csv", points(), delimiter=",", header=",".join(names), comments="")
+    assert unnorm("fit", "t.csv", *SMALL, "--out", "r[bold]un") == 0
+    assert "r[bold]un" in capsys.readouterr().out
+    assert unnorm("sample", "r[bold]un", "-n", "20", "--out", "s.csv") == 0
+    assert unnorm("score", "r[bold]un", "s.csv") == 0
+
+
+def test_improper_density_is_not_trusted(capsys):
+    """A plain network after a few steps does not fall off: its integral is infinite, and the verdict says so."""
+    assert unnorm("fit", "moons", "--n", "2000", "--model", "mlp", "--activation", "tanh", *SMALL) == 0
+    assert "Verdict: DISTRUST" in capsys.readouterr().out
 
 
 def test_changed_data_cannot_be_resumed(fitted, capsys):

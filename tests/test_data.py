@@ -68,6 +68,14 @@ def test_eight_gaussians_is_a_mixture_of_scipys():
     np.testing.assert_allclose(toy("8gaussians").log_prob(x).exp(), p, rtol=1e-12)
 
 
+def test_spirals_tail_falls_off():
+    """Far out the log density falls like a Gaussian's, it does not stop at the smallest positive number."""
+    log_p = toy("2spirals").log_prob(torch.tensor([[10.0, 0.0], [30.0, 0.0], [100.0, 0.0]], dtype=torch.float64))
+    edge = np.pi + 1 / 6  # the outermost point of an arm, moved by its square
+    for found, x in zip(log_p.tolist(), (10.0, 30.0, 100.0), strict=True):
+        assert found == pytest.approx(-((x - edge) ** 2) / (2 * 0.1**2), rel=0.01)
+
+
 def test_circles_by_averaging_over_the_angle():
     x = toy("circles").sample(10, generator=torch.Generator().manual_seed(0)).double()
     angle = torch.arange(2000, dtype=torch.float64) * 2 * torch.pi / 2000
@@ -162,8 +170,10 @@ class TestTables:
         assert table.columns == ("a", "b", "c")
         assert np.isnan(table.values[2, 2])
         pq.write_table(pa.table({"a": [1.0], "name": ["x"]}), tmp_path / "u.parquet")
+        mixed = tables.read(tmp_path / "u.parquet")
         with pytest.raises(DataError, match="Column 'name' of 'u.parquet' is not numeric"):
-            tables.read(tmp_path / "u.parquet")
+            tables.finite(mixed, drop=False)
+        assert tables.finite(tables.select(mixed, ["a"]), drop=False).values.tolist() == [[1.0]]
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
@@ -171,7 +181,8 @@ class TestTables:
             ("t.csv", b"", "'t.csv' is empty"),
             ("t.csv", b"\n\n", "'t.csv' is empty"),
             ("t.csv", b"a,b\n", "has a header but no rows"),
-            ("t.csv", b"a,b\n1,2\n3,red\n", "Column 'b' of 't.csv' is not numeric: line 3 has 'red'"),
+            ("t.csv", b"a,a\n1,2\n", "several columns called 'a'"),
+            ("t.csv", b'a,b\n1,"' + b"x" * 200_000, "not a well-formed .csv file"),
             ("t.csv", b"1,2\n3\n", "Line 2 of 't.csv' has 1 cells; the first line has 2"),
             ("t.csv", b"a,b\n1,\xff\n", "not a text file in UTF-8"),
             ("t.npy", b"not numpy", "not a complete .npy file"),
@@ -185,6 +196,29 @@ class TestTables:
         path.write_bytes(content)
         with pytest.raises(DataError, match=message):
             tables.read(path)
+
+    def test_words_are_refused_only_where_they_are_used(self, tmp_path):
+        (tmp_path / "t.csv").write_text("\n\nname,a,b\nred,1,2\n  \nblue,3,True\n")
+        table = tables.read(tmp_path / "t.csv")
+        with pytest.raises(DataError, match="Column 'name' of 't.csv' is not numeric: line 4 has 'red'"):
+            tables.finite(table, drop=True)
+        chosen = tables.finite(tables.select(table, ["a", "b"]), drop=False)
+        assert chosen.values.tolist() == [[1, 2], [3, 1]]
+
+    def test_an_empty_column_is_named(self, tmp_path):
+        (tmp_path / "t.csv").write_text("a,b,\n1,2,\n3,4,\n")
+        with pytest.raises(DataError, match="Column '' has no finite value at all"):
+            tables.finite(tables.read(tmp_path / "t.csv"), drop=False)
+
+    @pytest.mark.parametrize("kind", [">f4", "<i2", "longdouble", "bool", ">u2"])
+    def test_any_kind_of_number(self, tmp_path, kind):
+        np.save(tmp_path / "t.npy", np.array([[0, 1], [1, 0]]).astype(kind))
+        assert Rows(tables.read(tmp_path / "t.npy").values)[torch.tensor([1])].tolist() == [[1.0, 0.0]]
+
+    def test_key_belongs_to_npz(self, tmp_path, numbers):
+        np.save(tmp_path / "t.npy", numbers)
+        with pytest.raises(InvalidValue, match="A key chooses an array of an .npz file"):
+            tables.read(tmp_path / "t.npy", key="X")
 
     def test_truncated_npy(self, tmp_path, numbers):
         np.save(tmp_path / "t.npy", numbers)

@@ -103,6 +103,18 @@ def test_constant_column_is_not_singular_and_says_so(covariance):
     assert covariance_of(q.double())[2, 2] > 0
 
 
+def test_low_rank_of_few_rows_says_so():
+    with pytest.warns(ShrinkageWarning, match="30 of 30 coordinates are all but determined by 10 directions"):
+        q = Gaussian.fit(rows(5, 30), "low-rank", rank=10)
+    assert torch.isfinite(q.log_prob(q.sample(5))).all()
+
+
+def test_outside_the_support_is_minus_infinity():
+    q = from_distribution(td.Exponential(torch.ones(2)))
+    found = q.log_prob(torch.tensor([[1.0, 2.0], [-1.0, 2.0]]))
+    assert found.tolist() == [-3.0, -float("inf")]
+
+
 def test_duplicated_column_is_shrunk():
     x = rows(100, 3)
     with pytest.warns(ShrinkageWarning, match="singular"):

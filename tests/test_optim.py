@@ -28,6 +28,37 @@ def test_sgd_equals_the_v_recursion(beta):
         torch.testing.assert_close(theta.detach(), slow, rtol=1e-12, atol=1e-14)
 
 
+BETAS = [1.0, 0.5, 1.0, 0.5, 0.3] + [0.9, 0.2] * 20  # crosses 1, where torch's momentum of 0 would forget v
+
+
+def test_sgd_follows_betas_that_cross_one():
+    theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = sgd([theta], lr=1.0)
+    slow, v = torch.zeros(4, dtype=torch.float64), None
+    for beta, g in zip(BETAS, gradients(), strict=False):
+        v = g if v is None else (1 - beta) * v + beta * g
+        slow = slow - 0.1 * v
+        set_rates(optimizer, 0.1, beta)
+        theta.grad = g.clone()
+        optimizer.step()
+        torch.testing.assert_close(theta.detach(), slow, rtol=1e-12, atol=1e-14)
+
+
+def test_adam_follows_a_sequence_of_betas():
+    """v corrected by 1 - prod(1 - beta_i): a steady gradient gives steps of exactly the learning rate."""
+    theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = adam([theta], lr=1.0)
+    slow = v = s = torch.zeros(4, dtype=torch.float64)
+    product = 1.0
+    for t, (beta, g) in enumerate(zip(BETAS, gradients(), strict=False), start=1):
+        v, s, product = (1 - beta) * v + beta * g, 0.999 * s + 0.001 * g**2, product * (1 - beta)
+        slow = slow - 0.1 * v / (1 - product) / ((s / (1 - 0.999**t)).sqrt() + 1e-8)
+        set_rates(optimizer, 0.1, beta)
+        theta.grad = g.clone()
+        optimizer.step()
+        torch.testing.assert_close(theta.detach(), slow, rtol=1e-10, atol=1e-12)
+
+
 def test_sgd_follows_sequences_of_eta_and_beta():
     sequences = rates("pl", lr=0.5, steps=50, mu=0.7)
     theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
@@ -102,7 +133,7 @@ def test_beta_outside_its_range(make, beta):
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.inf])
 def test_bad_learning_rate(lr):
-    with pytest.raises(InvalidValue, match="'lr' must be positive and finite"):
+    with pytest.raises(InvalidValue, match="'lr' must be positive and below 1e38"):
         sgd([nn.Parameter(torch.zeros(1))], lr)
 
 

@@ -75,6 +75,10 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Torch takes seconds to import: `unnorm --help` must not wait for it, so names are found when first used.
     if name in _HOME:

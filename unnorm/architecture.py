@@ -54,7 +54,7 @@ def build(spec: Any) -> nn.Module:
     >>> build({"kind": "quadratic", "event": [2], "learn_precision": True}).linear.is_meta
     True
     """
-    if not isinstance(spec, Mapping) or spec.get("kind") not in KINDS:
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str) or spec["kind"] not in KINDS:
         raise BrokenFile(f"The file describes something unknown: {str(spec)[:80]}.")
     settings = {
         key: build(value) if isinstance(value, Mapping) else value for key, value in spec.items() if key != "kind"

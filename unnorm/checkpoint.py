@@ -1,5 +1,6 @@
 """Files of tensors and plain JSON, replaced atomically; nothing is ever unpickled."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ FORMAT = "unnorm-1"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` as a whole: a reader, or a power cut, sees the old content or the new, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.partial")  # one name, so that a killed write leaves at most one file
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -35,7 +36,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> None:
     """One safetensors file; `note`, plain JSON values, travels in its header."""
     owned = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(owned, metadata={"format": FORMAT, "note": json.dumps(note)}))
+    text = json.dumps(note)
+    header = {"format": FORMAT, "note": text, "sha256": _checksum(owned, text)}
+    write_atomically(path, save(owned, metadata=header))
+
+
+def _checksum(tensors: Mapping[str, Tensor], note: str) -> str:
+    found = hashlib.sha256(note.encode())
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -48,6 +59,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     f"'{path}' was not written by unnorm (format {header.get('format')!r}, not {FORMAT!r})."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            if header.get("sha256") != _checksum(tensors, header["note"]):
+                raise BrokenFile(f"'{path}' was edited or damaged after it was written: its checksum does not match.")
             return tensors, json.loads(header["note"])
     except FileNotFoundError:
         raise BrokenFile(f"There is no file '{path}'.") from None

@@ -1,5 +1,6 @@
 """The command line: `unnorm fit | score | sample | info`."""
 
+import csv
 import json
 import logging
 import sys
@@ -9,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from unnorm.errors import InvalidValue, UnnormError
+from unnorm import __version__
+from unnorm.errors import Interrupted, InvalidValue, UnnormError
 
 app = typer.Typer(
     add_completion=False,
@@ -23,8 +25,24 @@ ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder wri
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"unnorm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Learn unnormalized statistical models; get a normalised density with an error bar."""
+
+
 @app.command(epilog="Example: unnorm fit 8gaussians    or: unnorm fit table.csv --steps 5000 --out runs/mine")
 def fit(
+    context: typer.Context,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -41,7 +59,7 @@ def fit(
     noise: Annotated[str, typer.Option(help="gaussian, gaussian-diagonal or gaussian-low-rank.")] = "gaussian",
     estimator: Annotated[str, typer.Option(help="meco.")] = "meco",
     gamma: Annotated[float | None, typer.Option(help="MECO's tracker rate, in (0, 1]. [default: 0.1]")] = None,
-    beta: Annotated[float, typer.Option(help="MECO's gradient momentum: weight of the new gradient, in (0, 1].")] = 0.9,
+    beta: Annotated[float | None, typer.Option(help="Weight of the new gradient, in (0, 1]. [default: 0.9]")] = None,
     tracker: Annotated[str, typer.Option(help="ema (the paper), minibatch, scent or umax.")] = "ema",
     n_noise: Annotated[int | None, typer.Option(help="Noise draws per step. [default: the batch]")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimization steps. [default: 2500]")] = None,
@@ -65,27 +83,30 @@ def fit(
     drop_constant: Annotated[bool, typer.Option("--drop-constant", help="Leave out constant columns.")] = False,
     n_importance: Annotated[int, typer.Option(help="Noise draws for log Z.")] = 200_000,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="32, 64 or bf16 (mixed).")] = "32",
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a density to points; write a folder with the model, its numbers, a picture and a report."""
-    from unnorm.jobs import Job, load_job, run
+    from unnorm.jobs import CONFIG, Job, load_job, run
     from unnorm.train import Training
 
     if resume is not None:
-        if data is not None or out is not None:
-            raise InvalidValue("With --resume give neither DATA nor --out: the folder knows both.")
+        given = [name for name in context.params if _was_given(context, name)]
+        if others := [name for name in sorted(given) if name not in ("resume", "steps", "as_json")]:
+            raise InvalidValue(f"With --resume the folder knows all but --steps: leave out {', '.join(others)}.")
         job, folder = load_job(resume, steps), resume
     elif data is None:
         raise InvalidValue("Missing DATA: the name of a toy set or a file. Example: unnorm fit 8gaussians.")
     else:
+        if schedule == "pl" and beta is not None:
+            raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
         training = Training(
             steps=Training.steps if steps is None else steps,
             batch=batch,
             lr=lr,
             optimizer=optimizer,
-            beta=beta,
+            beta=Training.beta if beta is None else beta,
             schedule=schedule,
             mu=mu,
             iterate=iterate,
@@ -94,7 +115,7 @@ def fit(
         job = Job(
             data=data,
             key=key,
-            columns=tuple(columns.split(",")) if columns else None,
+            columns=tuple(name.strip() for name in columns.split(",")) if columns else None,
             drop_nonfinite=drop_nonfinite,
             drop_constant=drop_constant,
             n=n,
@@ -115,10 +136,10 @@ def fit(
         folder = out or Path("runs") / Path(data).stem
     try:
         result = run(job, folder, resume=resume is not None, force=force)
-    except UnnormError as problem:
-        if problem.exit_code == 130:
-            problem.args = (f"{problem} Continue with: unnorm fit --resume {folder}",)
-        raise
+    except (KeyboardInterrupt, Interrupted) as problem:
+        said = str(problem) or "Stopped."
+        hint = f" Continue with: unnorm fit --resume {folder}" if (folder / CONFIG).exists() else ""
+        raise Interrupted(said + hint) from None
     if as_json:
         _print_json({"folder": str(folder), **result})
     else:
@@ -138,25 +159,36 @@ def score(
     as_json: JsonFlag = False,
 ) -> None:
     """Print log p(x) of every row: one number a line, in the order of the file."""
+    import numpy as np
+
     from unnorm.density import Density
     from unnorm.jobs import points_for_scoring
-    from unnorm.metrics import log_probs
+    from unnorm.metrics import log_probs, nll
 
     density = Density.load(model)
     points, kept = points_for_scoring(model, data, key=key, drop_nonfinite=drop_nonfinite)
-    values = log_probs(density.log_prob, points).numpy()
-    mean, stderr = -values.mean(), values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    values = log_probs(density.log_prob, points)
+    found = nll(values, density.log_z)
     if as_json:
-        summary: dict[str, Any] = {"n": len(values), "nll": mean, "stderr": stderr, "log_prob": values.tolist()}
+        summary: dict[str, Any] = {
+            "n": found.n,
+            "nll": found.value,
+            "stderr": found.stderr,
+            "log_prob": values.tolist(),
+        }
         if kept is not None:
             summary["rows"] = kept.tolist()
         _print_json(summary)
-    elif out is None:
-        typer.echo("\n".join(f"{value:.9g}" for value in values))
+    table = values.numpy()[:, None]
+    names = ["log_prob"]
+    if kept is not None:  # some rows are missing: say which these are, counted from 1
+        table, names = np.column_stack([kept + 1, table]), ["row", "log_prob"]
     if out is not None:
-        _write_table(out, values[:, None], ("log_prob",), force)
+        _write_table(out, table, names, force)
+    elif not as_json:
+        typer.echo("\n".join(_line(row) for row in table))
     if not as_json:
-        typer.echo(f"{len(values)} rows, NLL {mean:.4f} ± {stderr:.4f} nats", err=True)
+        typer.echo(f"{found.n} rows, NLL {found.value:.4f} ± {found.stderr:.4f} nats", err=True)
 
 
 @app.command(epilog="Example: unnorm sample runs/8gaussians -n 1000 --out samples.csv")
@@ -172,17 +204,18 @@ def sample(
     import torch
 
     from unnorm.density import Density
-    from unnorm.jobs import CONFIG
+    from unnorm.jobs import CONFIG, read_json
 
     density = Density.load(model)
-    points = density.sample(n, generator=torch.Generator().manual_seed(seed)).double().numpy()
+    if not 0 <= seed < 2**63:
+        raise InvalidValue(f"The seed must be an integer from 0 to 2^63 - 1. Got {seed}.")
+    points = density.sample(n, generator=torch.Generator().manual_seed(seed)).flatten(1).numpy()
     config = model / CONFIG
-    names = json.loads(config.read_text())["columns"] if config.exists() else [str(k) for k in range(points.shape[1])]
+    names = read_json(config, {"columns"})["columns"] if config.exists() else [str(k) for k in range(points.shape[1])]
     if as_json:
         _print_json({"n": n, "columns": names, "samples": points.tolist()})
     elif out is None:
-        typer.echo(",".join(names))
-        typer.echo("\n".join(",".join(f"{value:.9g}" for value in row) for row in points))
+        _write_csv(sys.stdout, points, names)
     if out is not None:
         _write_table(out, points, names, force)
 
@@ -193,12 +226,12 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
     from unnorm.architecture import describe
     from unnorm.density import Density
     from unnorm.diagnostics import verdict
-    from unnorm.jobs import RESULT
+    from unnorm.jobs import RESULT, read_json
 
     density = Density.load(model)
     result: dict[str, Any] = {"test_nll": None}
     if (model / RESULT).exists():
-        result |= json.loads((model / RESULT).read_text())
+        result |= read_json(model / RESULT, {"test_nll", "verdict", "verdict_level"})
     result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
     if "verdict" not in result:
         judged = verdict(density.log_zs)
@@ -231,7 +264,7 @@ def _print_result(result: dict[str, Any], footer: str) -> None:
 
     from unnorm.report import rows
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     lines = rows(result)
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -241,7 +274,23 @@ def _print_result(result: dict[str, Any], footer: str) -> None:
     console.print(f"Verdict: {result['verdict']}", style=colour)
 
 
-def _write_table(path: Path, values: Any, columns: Any, force: bool) -> None:
+def _line(row: Any) -> str:
+    return ",".join(f"{value:.15g}" for value in row)
+
+
+def _write_csv(file: Any, values: Any, columns: list[str]) -> None:
+    """Rows with a header; without one where the names are only positions, which would read as numbers."""
+    if not all(name.isdigit() for name in columns):
+        csv.writer(file, lineterminator="\n").writerow(columns)
+    file.writelines(_line(row) + "\n" for row in values)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _write_table(path: Path, values: Any, columns: list[str], force: bool) -> None:
     import numpy as np
 
     if path.exists() and not force:
@@ -252,7 +301,8 @@ def _write_table(path: Path, values: Any, columns: Any, force: bool) -> None:
         if path.suffix == ".npy":
             np.save(path, values)
         else:
-            np.savetxt(path, values, delimiter=",", header=",".join(columns), comments="", fmt="%.9g")
+            with path.open("w", newline="") as file:
+                _write_csv(file, values, columns)
     except OSError as problem:
         raise InvalidValue(f"'{path}' cannot be written: {problem.strerror}.") from problem
 
@@ -268,6 +318,8 @@ def main(arguments: list[str] | None = None) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
             code = app(arguments, standalone_mode=False)
+            if code == 130:  # Ctrl-C outside of training
+                _say("stopped.")
     except UnnormError as problem:
         _say(f"error: {problem}")
         code = problem.exit_code
@@ -280,8 +332,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()
         code = 0
     except Exception as problem:
-        if not hasattr(problem, "format_message"):
+        if hasattr(problem, "format_message"):
+            _say(f"error: {problem.format_message()}")
+        elif isinstance(problem, MemoryError) or "allocate memory" in str(problem) or "out of memory" in str(problem):
+            _say(f"error: Not enough memory: {str(problem)[-120:]}")
+        else:
             raise
-        _say(f"error: {problem.format_message()}")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)

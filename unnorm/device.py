@@ -19,13 +19,13 @@ PRECISIONS: Mapping[str, Literal["32-true", "64-true", "bf16-mixed"]] = {
 
 
 def fabric_for(device: str = "auto", precision: str = "32") -> Fabric:
-    """A one-process Fabric on "auto", "cpu", "cuda", "cuda:N" or "mps", in precision 32, 64 or (mixed) bf16.
+    """A one-process Fabric on "auto", "cpu", "cuda" or "cuda:N", in precision 32, 64 or (mixed) bf16.
 
     >>> fabric_for("cpu").device
     device(type='cpu')
     >>> fabric_for("gpu")
     Traceback (most recent call last):
-    unnorm.errors.InvalidValue: Unknown device 'gpu'. Known: auto, cpu, cuda, cuda:N, mps.
+    unnorm.errors.InvalidValue: Unknown device 'gpu'. Known: auto, cpu, cuda, cuda:N.
     """
     kind, _, number = device.partition(":")
     chosen = choose("precision", precision, PRECISIONS)
@@ -33,12 +33,8 @@ def fabric_for(device: str = "auto", precision: str = "32") -> Fabric:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu" and not number:
         return Fabric(accelerator="cpu", devices=1, precision=chosen)
-    if kind == "mps" and not number:
-        if not torch.backends.mps.is_available():
-            raise InvalidValue("The device 'mps' is not available on this machine.")
-        return Fabric(accelerator="mps", devices=1, precision=chosen)
     if kind != "cuda" or (number and not number.isdigit()):
-        raise InvalidValue(f"Unknown device '{device}'. Known: auto, cpu, cuda, cuda:N, mps.")
+        raise InvalidValue(f"Unknown device '{device}'. Known: auto, cpu, cuda, cuda:N.")
     index, count = int(number or 0), torch.cuda.device_count()
     if index >= count:
         raise InvalidValue(f"The device '{device}' is not available: this machine has {count} CUDA devices.")

@@ -6,25 +6,17 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 from torch import Tensor
 
-from unnorm.types import LogZ
+from unnorm.types import LogZ, effective_sample_size
 
-__all__ = ["KHAT_LIMIT", "Verdict", "effective_sample_size", "pareto_khat", "verdict"]
+__all__ = ["KHAT_LIMIT", "Verdict", "effective_sample_size", "pareto_khat", "preferred", "verdict"]
 
+LEAST_TEST_ROWS = 30
 LEAST_ESS = 100  # fewer effective draws cannot tell their own error
+GRID_LIMIT = 0.05  # nats: a grid's own error estimate up to here is good
 KHAT_LIMIT = 0.7  # Vehtari et al. 2024: below, the stderr of an importance estimate can be believed
-
-
-def effective_sample_size(log_w: Tensor) -> Tensor:
-    """(sum w)^2 / sum w^2 over the last axis, in draws.
-
-    >>> effective_sample_size(torch.zeros(5))
-    tensor(5.)
-    """
-    return torch.exp(2 * torch.logsumexp(log_w, -1) - torch.logsumexp(2 * log_w, -1))
 
 
 def pareto_khat(log_w: Tensor) -> float:
@@ -32,13 +24,15 @@ def pareto_khat(log_w: Tensor) -> float:
 
     Weights that do not vary have no tail and read as 0; a fit that fails reads as infinity, never as a good value.
 
+    >>> import torch
     >>> pareto_khat(torch.zeros(100))
     0.0
     >>> bool(pareto_khat(torch.randn(10_000, generator=torch.Generator().manual_seed(0))) < 0.7)
     True
     """
     weights = log_w.detach().cpu().double().numpy()
-    if not np.isfinite(weights.max()):
+    weights = weights[weights != -math.inf]  # a weight of zero has no part in the tail
+    if len(weights) == 0 or not np.isfinite(weights).all():
         return math.inf
     if weights.max() - weights.min() < 1e-4:
         return 0.0
@@ -64,6 +58,23 @@ class Verdict(NamedTuple):
         return f"{self.level}: {'; '.join(self.reasons)}."
 
 
+def preferred(log_z: Mapping[str, LogZ]) -> LogZ:
+    """The estimate to use: the grid's, unless its own error is large and importance sampling's is believable and less.
+
+    A grid sees a mode that no noise draw reached; importance sampling then is confidently wrong.
+
+    >>> sure, broken = LogZ(0.0, 0.01, 900, 0.2, "importance", 1000), LogZ(0.0, 0.01, 3, 1.5, "importance", 1000)
+    >>> grid = LogZ(0.1, 0.3, math.nan, math.nan, "grid", 100)
+    >>> [preferred({"importance": found, "grid": grid}).method for found in (sure, broken)]
+    ['importance', 'grid']
+    """
+    importance, grid = log_z["importance"], log_z.get("grid")
+    if grid is None or not math.isfinite(grid.value + grid.stderr):
+        return importance
+    sure = importance.khat < KHAT_LIMIT and importance.ess >= LEAST_ESS and math.isfinite(importance.value)
+    return importance if sure and importance.stderr < grid.stderr and grid.stderr > GRID_LIMIT else grid
+
+
 def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None) -> Verdict:
     """Judge a fitted density by its normaliser and, where known, its likelihoods.
 
@@ -80,12 +91,14 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
     numbers = numbers or {}
     bad, doubtful = [], []
     importance, grid = log_z["importance"], log_z.get("grid")
-    grid_is_good = grid is not None and grid.stderr < 0.05
+    grid_is_good = grid is not None and grid.stderr <= GRID_LIMIT
     if not math.isfinite(importance.value):
         bad.append(f"log Z by importance sampling is {importance.value}")
-    if grid is not None and not grid_is_good:
+    if grid is not None and not grid.stderr < 0.5:
+        bad.append("the density does not fall off toward the border of the grid: its integral may be infinite")
+    elif grid is not None and not grid_is_good:
         doubtful.append(f"the grid's own error estimate is {grid.stderr:.2g} nats")
-    if importance.khat >= KHAT_LIMIT:
+    if not importance.khat < KHAT_LIMIT:  # NaN is not good either
         consequence = "so only the grid's log Z counts" if grid_is_good else "so log Z and its error cannot be believed"
         (doubtful if grid_is_good else bad).append(
             f"the importance weights have Pareto k {importance.khat:.2f}, at or above {KHAT_LIMIT}, {consequence}"
@@ -126,6 +139,8 @@ def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importa
     if test is None:
         return doubts
     noise, train = numbers.get("noise_nll"), numbers.get("train_nll")
+    if (rows := numbers.get("test_rows", math.inf)) < LEAST_TEST_ROWS:
+        doubts.append(f"{rows:.0f} test rows say little about the likelihood")
     if noise is not None and test > noise:
         doubts.append(f"the model's test NLL {test:.3f} is no better than its noise's {noise:.3f}")
     if train is not None and test - train > max(0.1, 3 * stderr):

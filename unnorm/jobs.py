@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from unnorm import __version__, report
+from unnorm import __version__, archive, report
 from unnorm.checkpoint import write_atomically
 from unnorm.data import tables
-from unnorm.data.rows import Rows, RowSource, chunks
+from unnorm.data.rows import Rows, RowSource, chunks, spread
 from unnorm.data.toy import TOYS, Toy, toy
 from unnorm.data.transforms import Standardize, Transformed
 from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.diagnostics import verdict
-from unnorm.errors import BrokenFile, DataError, InvalidValue
+from unnorm.errors import BrokenFile, DataError, InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, Estimator
 from unnorm.metrics import log_probs, nll
 from unnorm.models import MLP, Quadratic, Tilted
@@ -29,7 +29,18 @@ from unnorm.names import choose, unknown
 from unnorm.noise import Gaussian, Noise
 from unnorm.train import CHECKPOINT, HISTORY, Training, fit
 
-__all__ = ["CONFIG", "RESULT", "Job", "Points", "load_job", "points_for_scoring", "prepare", "run"]
+__all__ = [
+    "CONFIG",
+    "RESULT",
+    "Job",
+    "Points",
+    "load_job",
+    "points_for_scoring",
+    "prepare",
+    "read_json",
+    "run",
+    "without_nan",
+]
 
 CONFIG, RESULT = "config.json", "result.json"
 ESTIMATORS = {"meco": MECO}
@@ -38,6 +49,7 @@ NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-ran
 OWN_FILES = (CONFIG, RESULT, CHECKPOINT, HISTORY, "model.safetensors", "model.json", "density.png", "report.md")
 LEAST_ROWS = 10
 MOST_VALIDATION = 2000
+LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,11 @@ class Job:
             raise InvalidValue(unknown("model", self.model, MODELS))
         choose("noise", self.noise, NOISES)
         choose("estimator", self.estimator, ESTIMATORS)
+        if self.training.schedule == "pl":
+            if self.gamma is not None:
+                raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
+            if self.tracker != "ema":
+                raise InvalidValue(f"The schedule 'pl' sets the gamma of the tracker 'ema'. Got '{self.tracker}'.")
         # What the parts refuse, they refuse before any data are read.
         self._build_model(2, Gaussian(2)), self._build_estimator(Gaussian(2))
 
@@ -96,6 +113,7 @@ class Points(NamedTuple):
     test: RowSource
     validation: RowSource | None  # rows of neither, where the best iterate is asked for
     columns: tuple[str, ...]
+    named: bool  # whether the names came with the data
     width: int  # columns of the file, before any were left out
     places: tuple[int, ...]  # where the columns stand in the file
     truth: Toy | None
@@ -112,7 +130,7 @@ def _toy_points(job: Job) -> Points:
     train = truth.sample(job.n, generator=generator)
     test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
     validation = truth.sample(MOST_VALIDATION, generator=generator) if job.training.iterate == "best" else None
-    return Points(train, test, validation, ("x", "y"), 2, (0, 1), truth)
+    return Points(train, test, validation, ("x", "y"), False, 2, (0, 1), truth)
 
 
 def _table_points(job: Job) -> Points:
@@ -128,7 +146,7 @@ def _table_points(job: Job) -> Points:
     test, validation, train = (
         Rows(table.values, np.sort(part)) for part in np.split(order, [tested, tested + validated])
     )
-    return Points(train, test, validation if validated else None, table.columns, width, places, None)
+    return Points(train, test, validation if validated else None, table.columns, table.named, width, places, None)
 
 
 def _read(job: Job) -> tuple[tables.Table, tuple[int, ...], int]:
@@ -175,19 +193,21 @@ def run(
     """Fit, normalise, judge and write the folder `out`; returns what `result.json` holds."""
     fabric = fabric_for(job.device, job.precision)
     points = prepare(job)
-    transform = Standardize.fit(points.train)
+    transform = _standardize(points)
     config = _config(job, points, transform)
     if resume:
         _same_data(config, out)
+        write_atomically(out / CONFIG, _sealed(config))
+        resume = (out / CHECKPOINT).exists()  # a run killed before its first checkpoint starts anew
     else:
-        _claim(out, force)
-        write_atomically(out / CONFIG, _json(config))
-    train = Transformed(points.train, transform)
-    noise = Gaussian.fit(train, covariance=NOISES[job.noise])
-    model, estimator = job._build_model(len(points.columns), noise), job._build_estimator(noise)
+        _claim(out, force, _sealed(config))
+    dtype = torch.float64 if job.precision == "64" else torch.float32
+    train = Transformed(points.train, transform, dtype)
+    noise = Gaussian.fit(train, covariance=NOISES[job.noise]).to(dtype)
+    model, estimator = job._build_model(len(points.columns), noise).to(dtype), job._build_estimator(noise)
     validation = None
     if points.validation is not None:
-        validation = torch.cat(list(chunks(Transformed(points.validation, transform))))
+        validation = torch.cat(list(chunks(Transformed(points.validation, transform, dtype))))
     history = fit(
         model,
         estimator,
@@ -201,14 +221,28 @@ def run(
     )
     generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
     transform.to(fabric.device)
-    density = Density.normalise(model, noise, transform, n=job.n_importance, generator=generator).cpu()
+    density = Density.normalise(
+        model, noise, transform, data=points.train, n=job.n_importance, generator=generator
+    ).cpu()
+    if not math.isfinite(density.log_z.value):
+        raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     density.save(out)
-    result = _judge(job, density, points) | {"fit_seconds": history["seconds"][-1], "steps": job.training.steps}
+    seconds = history["seconds"][-1] if len(history) else math.nan
+    result = _judge(job, density, points) | {"fit_seconds": seconds, "steps": job.training.steps}
     if isinstance(estimator, MECO):
         result["tracked_log_u"] = float(estimator.log_u)
-    write_atomically(out / RESULT, _json(result))
+    write_atomically(out / RESULT, _sealed(result))
     report.write(out, asdict(job), points, density, result)
     return result
+
+
+def _standardize(points: Points) -> Standardize:
+    transform = Standardize.fit(points.train)
+    sizes = torch.maximum(transform.loc.abs(), transform.scale)
+    for name, size, scale in zip(points.columns, sizes.tolist(), transform.scale.tolist(), strict=True):
+        if not (size < LARGEST and scale > 1 / LARGEST):
+            raise DataError(f"Column '{name}' has size {size:.3g} and spread {scale:.3g}: rescale it toward 1.")
+    return transform
 
 
 def _near(rows: RowSource, device: torch.device) -> RowSource:
@@ -220,8 +254,9 @@ def _near(rows: RowSource, device: torch.device) -> RowSource:
 
 def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
     """Likelihoods on train, test and under the noise alone, log Z by method, and the verdict."""
-    some = torch.linspace(0, len(points.train) - 1, min(len(points.train), 10_000)).long()
-    test, train = nll(density.log_prob, points.test), nll(density.log_prob, points.train[some])
+    some = spread(len(points.train), 10_000)
+    test = nll(log_probs(density.log_prob, points.test), density.log_z)
+    train = nll(log_probs(density.log_prob, points.train[some]))
 
     def noise_log_prob(x: torch.Tensor) -> torch.Tensor:
         z, log_det = density.transform(x)
@@ -229,9 +264,10 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
 
     numbers = {
         "test_nll": test.value,
-        "test_stderr": math.hypot(test.stderr, density.log_z.stderr),
+        "test_stderr": test.stderr,
+        "test_rows": test.n,
         "train_nll": train.value,
-        "noise_nll": nll(noise_log_prob, points.test).value,
+        "noise_nll": nll(log_probs(noise_log_prob, points.test)).value,
     }
     judged = verdict(density.log_zs, numbers)
     result: dict[str, Any] = {
@@ -253,21 +289,43 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
 def points_for_scoring(
     folder: Path, data: str, *, key: str | None, drop_nonfinite: bool
 ) -> tuple[Rows, np.ndarray | None]:
-    """The rows of another file, with the columns the model in `folder` was fitted on; and which rows were kept."""
+    """The rows of another file, with the columns the model in `folder` was fitted on; and which rows were kept.
+
+    Columns are found by name where both files name theirs, else by their place.
+    """
     table = tables.read(tables.find(data), key=key)
-    config = json.loads((folder / CONFIG).read_text()) if (folder / CONFIG).exists() else None
-    if config is not None:
-        names, places, width = config["columns"], config["places"], config["width"]
-        if table.named and set(names) <= set(table.columns):
-            table = tables.select(table, names)
-        elif len(table.columns) == width:
-            table = tables.select(table, [table.columns[place] for place in places])
-        elif len(table.columns) != len(names):
-            raise DataError(
-                f"'{data}' has {len(table.columns)} columns; the model was fitted on {len(names)} ({_some(names)})."
-            )
+    if (folder / CONFIG).exists():
+        table = _matching(table, data, read_json(folder / CONFIG, {"columns", "named", "places", "width"}))
     table = tables.finite(table, drop=drop_nonfinite)
     return Rows(table.values, table.kept), table.kept
+
+
+def _matching(table: tables.Table, data: str, config: Mapping[str, Any]) -> tables.Table:
+    names, places, width = config["columns"], config["places"], config["width"]
+    if table.named and config["named"]:
+        if missing := [name for name in names if name not in table.columns]:
+            raise DataError(f"'{data}' lacks columns the model was fitted on: {_some(missing)}.")
+        return tables.select(table, names)
+    if len(table.columns) == len(names):
+        return table
+    if len(table.columns) == width:
+        return table._replace(values=table.values[:, places], columns=tuple(names))
+    raise DataError(
+        f"'{data}' has {len(table.columns)} columns; the model was fitted on {len(names)} ({_some(names)})."
+    )
+
+
+def read_json(path: Path, needed: set[str]) -> dict[str, Any]:
+    """A JSON object of ours with the `needed` keys, or a clear error."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as problem:
+        raise BrokenFile(f"'{path}' is truncated, edited, or not a run's: {problem}") from problem
+    if not isinstance(content, dict) or content.pop("digest", None) != archive.digest(content):
+        raise BrokenFile(f"'{path}' was edited after it was written, or is not a run's: its digest does not match.")
+    if not needed <= content.keys():
+        raise BrokenFile(f"'{path}' does not hold {', '.join(sorted(needed - content.keys()))}.")
+    return content
 
 
 def _some(names: list[str]) -> str:
@@ -281,6 +339,7 @@ def _config(job: Job, points: Points, transform: Standardize) -> dict[str, Any]:
         "unnorm": __version__,
         "job": settings,
         "columns": list(points.columns),
+        "named": points.named,
         "places": list(points.places),
         "width": points.width,
         "rows": [len(points.train), len(points.test)],
@@ -292,46 +351,63 @@ def _config(job: Job, points: Points, transform: Standardize) -> dict[str, Any]:
 def load_job(folder: Path, steps: int | None = None) -> Job:
     """The job a run folder was started with, to resume it; `steps` extends it."""
     path = folder / CONFIG
+    if not path.exists():
+        raise BrokenFile(f"There is no run to resume at '{folder}' ('{CONFIG}' is missing).")
+    settings = read_json(path, {"job"})["job"]
     try:
-        settings = json.loads(path.read_text())["job"]
         training = Training(**settings.pop("training"))
         lists = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
         job = Job(training=training, **(settings | lists))
-    except FileNotFoundError:
-        raise BrokenFile(f"There is no run to resume at '{folder}' ('{CONFIG}' is missing).") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
-        raise BrokenFile(f"'{path}' is damaged, edited, or not a run's: {problem}") from problem
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise BrokenFile(f"'{path}' is truncated, edited, or not a run's: {problem}") from problem
     return job if steps is None else replace(job, training=replace(job.training, steps=steps))
 
 
 def _same_data(config: Mapping[str, Any], out: Path) -> None:
-    before = json.loads((out / CONFIG).read_text())
+    before = read_json(out / CONFIG, set())
     for name in ("columns", "rows", "loc", "scale"):
         if before.get(name) != config[name]:
             raise DataError(f"The data changed since this run was started ({name} differ): it cannot be resumed.")
 
 
-def _claim(out: Path, force: bool) -> None:
-    """Make the output folder ours, or say why not; only files of ours are ever replaced."""
-    if out.exists() and not out.is_dir():
-        raise InvalidValue(f"The output '{out}' is a file, not a folder.")
-    taken = out.exists() and any(out.iterdir())
-    if taken and not force:
-        resumable = f", --resume {out} to continue it" if (out / CHECKPOINT).exists() else ""
-        raise InvalidValue(
-            f"The output folder '{out}' exists. Use --force to replace its run{resumable}, or another --out."
-        )
+def _claim(out: Path, force: bool, config: bytes) -> None:
+    """Make the output folder ours, or say why not; only files of a run of ours are ever replaced."""
     try:
+        _may_replace(out, force)
         out.mkdir(parents=True, exist_ok=True)
         for name in OWN_FILES:
             (out / name).unlink(missing_ok=True)
-        write_atomically(out / CONFIG, b"{}")
+        write_atomically(out / CONFIG, config)
     except OSError as problem:
         raise InvalidValue(f"The output folder '{out}' cannot be written: {problem.strerror}.") from problem
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n").encode()
+def _may_replace(out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise InvalidValue(f"The output '{out}' is a file, not a folder.")
+    if out.exists() and any(out.iterdir()):
+        if not force:
+            resumable = f", --resume {out} to continue it" if (out / CHECKPOINT).exists() else ""
+            raise InvalidValue(
+                f"The output folder '{out}' exists. Use --force to replace its run{resumable}, or another --out."
+            )
+        if foreign := _not_ours(out):
+            raise InvalidValue(f"'{out / foreign}' was not written by unnorm: it is not replaced. Use another --out.")
+
+
+def _not_ours(out: Path) -> str | None:
+    """A file that stands where one of ours would, in a folder that holds no run of ours."""
+    try:
+        ours = "unnorm" in read_json(out / CONFIG, set())
+    except BrokenFile:
+        ours = False
+    return None if ours else next((name for name in OWN_FILES if (out / name).exists()), None)
+
+
+def _sealed(content: Mapping[str, Any]) -> bytes:
+    """JSON with a digest of itself, which `read_json` checks."""
+    plain = json.loads(json.dumps(without_nan(content), allow_nan=False))
+    return (json.dumps(plain | {"digest": archive.digest(plain)}, indent=2) + "\n").encode()
 
 
 def without_nan(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """MECO's `v` update as torch optimizers, and the sequences eta_t, beta_t, gamma_t of its theorems."""
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -34,14 +35,15 @@ def _check_beta(beta: float) -> None:
 
 
 def _check_lr(lr: float) -> None:
-    if not (lr > 0 and math.isfinite(lr)):
-        raise InvalidValue(f"The learning rate 'lr' must be positive and finite. Got {lr}.")
+    if not 0 < lr < 1e38:  # beyond, float32 cannot hold it
+        raise InvalidValue(f"The learning rate 'lr' must be positive and below 1e38. Got {lr}.")
 
 
 def sgd(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9) -> torch.optim.SGD:
     """SGD-style MECO: v_t = (1 - beta) v_{t-1} + beta g_t with v_1 = g_1, theta -= lr v_t.
 
-    This is SGD with momentum and dampening both 1 - beta; torch starts its buffer at the first gradient.
+    This is SGD with momentum and dampening both 1 - beta; torch starts its buffer at the first gradient. A momentum of
+    exactly 0 would make torch forget the buffer, so beta = 1 becomes the smallest positive number instead.
 
     >>> theta = nn.Parameter(torch.tensor(0.0))
     >>> optimizer = sgd([theta], lr=1.0, beta=0.5)
@@ -52,7 +54,8 @@ def sgd(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9) -> tor
     """
     _check_lr(lr)
     _check_beta(beta)
-    return torch.optim.SGD(parameters, lr, momentum=1 - beta, dampening=1 - beta)
+    memory = max(1 - beta, sys.float_info.min)
+    return torch.optim.SGD(parameters, lr, momentum=memory, dampening=memory)
 
 
 def adam(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2: float = 0.999) -> torch.optim.Adam:
@@ -200,13 +203,21 @@ def rates(schedule: str, *, lr: float, steps: int, mu: float = 1.0, factor: floa
 
 
 def set_rates(optimizer: torch.optim.Optimizer, eta: float, beta: float | None) -> None:
-    """Write eta_t and beta_t into an optimizer made by `sgd` or `adam`."""
+    """Write eta_t and beta_t of the coming step into an optimizer made by `sgd` or `adam`.
+
+    Adam corrects the bias of v by 1 - (1 - beta)^t, which is right for a constant beta; for a sequence it is
+    1 - prod(1 - beta_i), and the ratio of the two goes into the learning rate. The product lives in the optimizer's
+    own state, so that it is saved.
+    """
     for group in optimizer.param_groups:
         group["lr"] = eta
         if beta is None:
             continue
         _check_beta(beta)
         if "betas" in group:
-            group["betas"] = (1 - beta, group["betas"][1])
+            memory, t = 1 - beta, group.get("beta_steps", 0) + 1
+            product = group.get("beta_product", 1.0) * memory
+            group |= {"betas": (memory, group["betas"][1]), "beta_steps": t, "beta_product": product}
+            group["lr"] = eta * (1 - memory**t) / (1 - product)
         else:
-            group["momentum"] = group["dampening"] = 1 - beta
+            group["momentum"] = group["dampening"] = max(1 - beta, sys.float_info.min)

@@ -1,5 +1,6 @@
 """The picture of a fit."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ def picture(path: Path, density: Density, train: Tensor, test: Tensor, columns: 
     draw = {1: _line, 2: _plane}.get(width, _corner)
     drawn = len(train) if width <= 2 else min(SHOWN, max(len(train), 500))
     samples = density.sample(drawn, generator=torch.Generator().manual_seed(0))
-    figure = draw(density, train, test, samples, columns)
-    figure.suptitle(title)
+    plain = tuple(name.replace("$", r"\$") for name in columns)  # a dollar sign would start a formula
+    figure = draw(density, train, test, samples, plain)
+    figure.suptitle(title.replace("$", r"\$"))
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=110)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a font without the letters of some column's name
+        figure.savefig(path, dpi=110)
 
 
 def _line(density: Density, train: Tensor, test: Tensor, samples: Tensor, columns: tuple[str, ...]) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unnorm.checkpoint import write_atomically
-from unnorm.data.rows import RowSource
+from unnorm.data.rows import RowSource, spread
 from unnorm.density import Density
 from unnorm.plots import SHOWN, picture
 
@@ -59,7 +59,7 @@ def write(out: Path, settings: Mapping[str, Any], points: Any, density: Density,
 
 
 def _some(data: RowSource, n: int = 4 * SHOWN) -> torch.Tensor:
-    return data[torch.linspace(0, len(data) - 1, min(len(data), n)).long()]
+    return data[spread(len(data), n)]
 
 
 def _markdown(out: Path, name: str, settings: Mapping[str, Any], points: Any, result: Mapping[str, Any]) -> str:

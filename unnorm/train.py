@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from unnorm.checkpoint import (
     write_atomically,
     write_tensors,
 )
-from unnorm.data.rows import RowSource
+from unnorm.data.rows import Rows, RowSource
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators.base import Estimator
 from unnorm.iterates import ITERATES, Iterates
@@ -82,9 +83,12 @@ class Training:
             if not isinstance(value, int) or value < 1:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
         choose("optimizer", self.optimizer, OPTIMIZERS)([nn.Parameter(torch.zeros(1))], self.lr, self.beta)
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^63 - 1. Got {self.seed}.")
         for what, value, known in (("schedule", self.schedule, SCHEDULES), ("iterate", self.iterate, ITERATES)):
             if value not in known:
                 raise InvalidValue(unknown(what, value, known))
+        self.rates()
 
     def rates(self) -> Rates:
         return rates(self.schedule, lr=self.lr, steps=self.steps, mu=self.mu)
@@ -165,6 +169,8 @@ def fit(
     run = _Run(model, estimator, data, training, validation, rates, generator, fabric, Path(folder) if folder else None)
     if resume:
         run.load()
+    elif run.folder is not None and (run.folder / CHECKPOINT).exists():
+        raise InvalidValue(f"'{run.folder}' holds a run already: continue it with resume=True, or give another folder.")
     else:
         run.save()
     shown = progress if fabric.is_global_zero else False
@@ -199,11 +205,13 @@ class _Run:
         self.training, self.fabric, self.folder = training, fabric, folder
         self.rates = rates or training.rates()
         self.model, self.estimator = model.train(), estimator.train()
+        self.settings = {"estimator": type(estimator).__name__, **estimator.settings}
         self.optimizer = OPTIMIZERS[training.optimizer](parameters, training.lr, training.beta)
         self.wrapped, self.wrapped_optimizer = fabric.setup(model, self.optimizer)
         self.dtype = parameters[0].dtype
         self.estimator.to(device=fabric.device, dtype=self.dtype)
-        self.data = data.to(fabric.device) if isinstance(data, Tensor) else data
+        rows = Rows(data) if isinstance(data, np.ndarray) else data
+        self.data = rows.to(fabric.device) if isinstance(rows, Tensor) else rows
         self.validation = None if validation is None else validation.to(device=fabric.device, dtype=self.dtype)
         self.generator = self._generator(generator)
         self.iterates = Iterates(training.iterate, model)
@@ -234,14 +242,15 @@ class _Run:
         rows = self.data[index if isinstance(self.data, Tensor) else index.cpu()]
         x = rows.to(device=self.fabric.device, dtype=self.dtype)
         try:
-            info = step(
-                self.wrapped,
-                self.estimator,
-                self.wrapped_optimizer,
-                x,
-                generator=self.generator,
-                backward=self._backward,
-            )
+            with _default_dtype(self.dtype):
+                info = step(
+                    self.wrapped,
+                    self.estimator,
+                    self.wrapped_optimizer,
+                    x,
+                    generator=self.generator,
+                    backward=self._backward,
+                )
         except NonFiniteObjective as problem:
             raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
         self.t, self.seconds = t, self.seconds + time.perf_counter() - began
@@ -300,6 +309,7 @@ class _Run:
         }
         tensors = {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
         note = {"step": self.t, "seconds": self.seconds, "training": asdict(self.training), "optimizer": plain}
+        note["settings"] = self.settings
         write_tensors(self.folder / CHECKPOINT, {**tensors, "generators": generators}, note)
         if self.t == 0:
             (self.folder / HISTORY).write_text("")
@@ -310,7 +320,7 @@ class _Run:
             raise InvalidValue("To resume, give the folder that holds the checkpoint.")
         path = self.folder / CHECKPOINT
         tensors, note = read_tensors(path)
-        self._same_training(note["training"])
+        self._same_training(note)
         try:
             self.model.load_state_dict(section(tensors, "model"))
             self.estimator.load_state_dict(section(tensors, "estimator"))
@@ -326,15 +336,19 @@ class _Run:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
             write_atomically(self.folder / HISTORY, lines.encode())
 
-    def _same_training(self, before: dict[str, Any]) -> None:
+    def _same_training(self, note: dict[str, Any]) -> None:
         """Refuse to resume with other settings; only what leaves the past untouched may change."""
         free = {"log_every", "checkpoint_every"}
         if self.training.schedule != "cosine":
             free.add("steps")
-        for field in fields(Training):
-            old, new = before.get(field.name), getattr(self.training, field.name)
-            if old != new and field.name not in free:
-                raise InvalidValue(f"This run was started with {field.name} = {old}; it cannot resume with {new}.")
+        before, now = note["training"] | note["settings"], asdict(self.training) | self.settings
+        for name in sorted((before.keys() | now.keys()) - free):
+            if (old := before.get(name)) != (new := now.get(name)):
+                raise InvalidValue(f"This run was started with {name} = {old}; it cannot resume with {new}.")
+        if note["step"] > self.training.steps:
+            raise InvalidValue(
+                f"This run has done {note['step']} steps already; it cannot resume to {self.training.steps}."
+            )
 
     def finish(self) -> History:
         """Save, and hand back the chosen iterate; after Ctrl-C, save and say so."""
@@ -343,9 +357,23 @@ class _Run:
         if self.t < self.training.steps:
             kept = f"Saved in '{self.folder}'" if self.folder else "Nothing was saved"
             raise Interrupted(f"Stopped after step {self.t} of {self.training.steps}. {kept}.")
+        self.estimator.set_gamma(None)
         self.iterates.restore(self.model)
+        if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
+            raise NonFiniteObjective(f"After step {self.t} the parameters are not finite. Lower the learning rate.")
         self.model.eval(), self.estimator.eval()
         return History(self.records)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Fabric casts a module's output to torch's default type: for a float64 model that must be float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if dtype == torch.float64 else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _tensor(value: Any) -> Tensor:
@@ -357,13 +385,13 @@ def _tensor(value: Any) -> Tensor:
 def _read_history(path: Path, last: int) -> list[dict[str, float]]:
     """The records up to step `last`; a killed run may have written later ones, and half a line."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+            if record["step"] <= last:
+                records.append(record)
+        except (ValueError, KeyError, TypeError):
             break
-        if record["step"] <= last:
-            records.append(record)
     return records
 
 

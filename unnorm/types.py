@@ -2,27 +2,35 @@
 
 One sign everywhere: a model gives `log p~` (never an energy), and whatever is exponentiated
 stays in the log domain (`log_w = log p~ - log q`, `log_u`, `log_z`).
+
+>>> standard_normal: LogDensity = lambda x: -x.square().sum(-1) / 2      # any callable (n, *event) -> (n,)
+>>> log_density(standard_normal, torch.zeros(3, 2)).shape
+torch.Size([3])
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
 
-__all__ = ["History", "LogDensity", "LogZ", "Objective", "event_shape", "log_density", "log_mean_exp"]
+__all__ = [
+    "History",
+    "LogDensity",
+    "LogZ",
+    "Objective",
+    "effective_sample_size",
+    "event_shape",
+    "log_density",
+    "log_mean_exp",
+]
 
 LogDensity: TypeAlias = Callable[[Tensor], Tensor]
-"""`(n, *event) -> (n,)`: the log of a density, normalised or not. Any callable will do.
-
->>> import torch
->>> standard_normal: LogDensity = lambda x: -x.square().sum(-1) / 2
->>> standard_normal(torch.zeros(3, 2)).shape
-torch.Size([3])
-"""
+"""`(n, *event) -> (n,)`: the log of a density, normalised or not."""
 
 
 class Objective(NamedTuple):
@@ -68,7 +76,8 @@ class LogZ(NamedTuple):
         return self.value - 1.96 * self.stderr, self.value + 1.96 * self.stderr
 
 
-class History(NamedTuple):
+@dataclass(frozen=True)
+class History:
     """One record for each logged training step: `step`, `seconds`, and the estimator's `info`.
 
     `history[name]` has that number of every record that holds it.
@@ -80,10 +89,11 @@ class History(NamedTuple):
 
     records: list[dict[str, float]]
 
-    def __getitem__(self, name: Any) -> Any:
-        if not isinstance(name, str):
-            return tuple.__getitem__(self, name)
+    def __getitem__(self, name: str) -> list[float]:
         return [record[name] for record in self.records if name in record]
+
+    def __len__(self) -> int:
+        return len(self.records)
 
 
 def log_density(model: LogDensity, x: Tensor) -> Tensor:
@@ -107,6 +117,15 @@ def log_mean_exp(log_w: Tensor) -> Tensor:
     tensor(10000.)
     """
     return torch.logsumexp(log_w, -1) - math.log(log_w.shape[-1])
+
+
+def effective_sample_size(log_w: Tensor) -> Tensor:
+    """(sum w)^2 / sum w^2 over the last axis, in draws.
+
+    >>> effective_sample_size(torch.zeros(5))
+    tensor(5.)
+    """
+    return torch.exp(2 * torch.logsumexp(log_w, -1) - torch.logsumexp(2 * log_w, -1))
 
 
 def event_shape(event: int | tuple[int, ...] | list[int]) -> tuple[int, ...]:

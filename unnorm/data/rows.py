@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unnorm.errors import DataError
 
-__all__ = ["Moments", "RowSource", "Rows", "chunks", "moments"]
+__all__ = ["Moments", "RowSource", "Rows", "chunks", "moments", "spread"]
 
 ELEMENTS = 2**17  # numbers held at once while passing over the data: 1 MB in float64
 
@@ -39,15 +39,26 @@ class Rows:
     def __getitem__(self, index: Tensor, /) -> Tensor:
         place = index.numpy()
         rows = self.values[place if self.index is None else self.index[place]]
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.dtype)
+        return torch.from_numpy(np.asarray(rows, dtype=np.float64)).to(self.dtype)  # whatever its kind and byte order
 
 
 def chunks(data: RowSource, size: int | None = None) -> Iterator[Tensor]:
     """All rows in order, at most `size` at a time (by default as many as hold 2^17 numbers)."""
+    if isinstance(data, np.ndarray):
+        data = Rows(data)
     if size is None and len(data) > 0:
         size = max(1, ELEMENTS // data[torch.zeros(1, dtype=torch.int64)].numel())
     for start in range(0, len(data), size or 1):
         yield data[torch.arange(start, min(start + (size or 1), len(data)))]
+
+
+def spread(n: int, count: int) -> Tensor:
+    """At most `count` positions, evenly spread over n rows.
+
+    >>> spread(9, 3)
+    tensor([0, 4, 8])
+    """
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
 
 
 class Moments(NamedTuple):
@@ -68,13 +79,13 @@ def moments(data: RowSource) -> Moments:
     n = len(data)
     if n == 0:
         raise DataError("The data have no rows.")
-    first = next(chunks(data, 1))[0].double()
+    first = next(chunks(data, 1))[0].double().cpu()
     # Shifting by the first row keeps an exactly constant coordinate exactly constant.
-    shift = sum((chunk.double() - first).sum(0) for chunk in chunks(data)) / n
+    shift = sum((chunk.double().cpu() - first).sum(0) for chunk in chunks(data)) / n
     constant = torch.ones_like(first, dtype=torch.bool)
     variance = torch.zeros_like(first)
     for chunk in chunks(data):
-        centred = chunk.double() - first
+        centred = chunk.double().cpu() - first
         constant &= (centred == 0).all(0)
         variance += (centred - shift).square().sum(0)
     return Moments(n, first + shift, variance / n, constant)

@@ -3,8 +3,9 @@
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ MISSING = {"", "na", "n/a", "nan", "null", "none"}
 class Table(NamedTuple):
     """Numbers with named columns; `named` says whether the names came with the file; `kept`, where set, picks rows.
 
+    `words` says of each column that is not numeric why not; its numbers are NaN.
+
     >>> Table(np.zeros((3, 2)), ("a", "b"), True).rows
     3
     """
@@ -29,6 +32,7 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     named: bool
     kept: np.ndarray | None = None
+    words: Mapping[str, str] = MappingProxyType({})
 
     @property
     def rows(self) -> int:
@@ -40,11 +44,14 @@ def find(name: str) -> Path:
     places = [Path(name)]
     if root := os.environ.get("UNNORM_DATA"):
         places.append(Path(root) / name)
-    for place in places:
-        if place.is_file():
-            return place
-    if places[0].is_dir():
-        raise DataError(f"'{name}' is a folder, not a table. Tables are {', '.join(READERS)} files.")
+    try:
+        for place in places:
+            if place.is_file():
+                return place
+        if places[0].is_dir():
+            raise DataError(f"'{name}' is a folder, not a table. Tables are {', '.join(READERS)} files.")
+    except OSError as problem:
+        raise DataError(f"Cannot read '{name[:80]}': {problem.strerror}.") from problem
     raise DataError(f"There is no file '{name}'.")
 
 
@@ -56,6 +63,8 @@ def read(path: Path, *, key: str | None = None) -> Table:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"Cannot read '{path.name}': tables are {', '.join(READERS)} files.")
+    if key is not None and path.suffix.lower() != ".npz":
+        raise InvalidValue(f"A key chooses an array of an .npz file. Got '{path.name}'.")
     if path.stat().st_size == 0:
         raise DataError(f"'{path.name}' is empty.")
     try:
@@ -73,7 +82,7 @@ def select(table: Table, columns: Sequence[str]) -> Table:
     for name in columns:
         if name in table.columns:
             places.append(table.columns.index(name))
-        elif name.isdigit() and int(name) < len(table.columns):
+        elif name.isascii() and name.isdigit() and int(name) < len(table.columns):
             places.append(int(name))
         else:
             raise InvalidValue(unknown("column", name, table.columns))
@@ -81,7 +90,10 @@ def select(table: Table, columns: Sequence[str]) -> Table:
 
 
 def finite(table: Table, *, drop: bool) -> Table:
-    """Refuse NaN and infinity (or, with `drop`, leave such rows out), a chunk at a time."""
+    """Refuse columns of words, and NaN and infinity (or, with `drop`, leave such rows out), a chunk at a time."""
+    for name in table.columns:
+        if name in table.words:
+            raise DataError(f"{table.words[name]} Choose others with --columns.")
     bad_rows, count, first = [], 0, ""
     for start in range(0, len(table.values), CHUNK_ROWS):
         bad = ~np.isfinite(table.values[start : start + CHUNK_ROWS])
@@ -95,6 +107,11 @@ def finite(table: Table, *, drop: bool) -> Table:
         return table
     dropped = np.concatenate(bad_rows)
     if not drop:
+        empty = [
+            name for name, column in zip(table.columns, table.values.T, strict=True) if not np.isfinite(column).any()
+        ]
+        if empty:
+            raise DataError(f"Column '{empty[0]}' has no finite value at all. Choose others with --columns.")
         raise DataError(
             f"{count} values in {len(dropped)} rows are NaN or infinite, the first in {first}. "
             "Leave such rows out with --drop-nonfinite."
@@ -111,7 +128,15 @@ def _array(values: np.ndarray, name: str, columns: tuple[str, ...] | None = None
         values = values[:, None]
     if values.ndim != 2:
         raise DataError(f"'{name}' has shape {values.shape}; a table is rows by columns.")
-    return Table(values, columns or tuple(str(place) for place in range(values.shape[1])), columns is not None)
+    if columns is None:
+        return Table(values, tuple(str(place) for place in range(values.shape[1])), False)
+    _unique(columns, name)
+    return Table(values, columns, True)
+
+
+def _unique(columns: Sequence[str], name: str) -> None:
+    if repeated := sorted({column for column in columns if columns.count(column) > 1}):
+        raise DataError(f"'{name}' has several columns called '{repeated[0]}': each needs a name of its own.")
 
 
 def _read_npy(path: Path, key: str | None) -> Table:
@@ -146,23 +171,27 @@ def _read_parquet(path: Path, key: str | None) -> Table:
     except ImportError:
         raise DataError("Reading .parquet files needs pyarrow: pip install 'unnorm[parquet]'.") from None
     try:
+        names = pq.read_schema(path).names
+        _unique(names, path.name)
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"'{path.name}' is not a complete .parquet file ({problem}).") from problem
-    columns = []
+    columns, words = [], {}
     for name, kind in zip(table.column_names, table.schema.types, strict=True):
         if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-            raise DataError(
-                f"Column '{name}' of '{path.name}' is not numeric (it is {kind}). Choose others with --columns."
-            )
+            words[name] = f"Column '{name}' of '{path.name}' is not numeric (it is {kind})."
+            columns.append(np.full(table.num_rows, np.nan))
+            continue
         columns.append(table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False))
     values = np.stack(columns, -1) if columns else np.empty((0, 0))
-    return _array(values, path.name, tuple(table.column_names))
+    return _array(values, path.name, tuple(table.column_names))._replace(words=words)
 
 
 def _number(cell: str) -> float:
-    text = cell.strip()
-    return float("nan") if text.lower() in MISSING else float(text)
+    text = cell.strip().lower()
+    if text in ("true", "false"):
+        return float(text == "true")
+    return float("nan") if text in MISSING else float(text)
 
 
 def _is_number(cell: str) -> bool:
@@ -178,40 +207,60 @@ def _read_csv(path: Path, key: str | None) -> Table:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(f"'{path.name}' is not a text file in UTF-8 ({problem.reason}).") from problem
-    lines = text.splitlines()
-    if not (first := next((line for line in lines if line.strip()), "")):
+    lines = text.split("\n")
+    start = next((place for place, line in enumerate(lines) if line.strip()), None)
+    if start is None:
         raise DataError(f"'{path.name}' is empty.")
+    first = lines[start]
     delimiter = max(",;\t", key=first.count)
     head = next(csv.reader([first], delimiter=delimiter))
     header = None if all(_is_number(cell) for cell in head) else tuple(cell.strip() for cell in head)
     if header and sum(1 for line in lines if line.strip()) == 1:
         raise DataError(f"'{path.name}' has a header but no rows.")
     try:  # the fast way; it fails on missing cells, quotes and words, which the slow way then names
-        values = np.loadtxt(io.StringIO(text), delimiter=delimiter, skiprows=1 if header else 0, ndmin=2, comments=None)
+        values = np.loadtxt(
+            io.StringIO(text), delimiter=delimiter, skiprows=start + (header is not None), ndmin=2, comments=None
+        )
         ragged = values.size > 0 and values.shape[1] != len(head)
     except ValueError:
         ragged = True
+    words: dict[str, str] = {}
     if ragged:
-        values = _parse_csv(text, delimiter, header, len(head), path.name)
-    return _array(values, path.name, header)
+        try:
+            values = _parse_csv(text, delimiter, header, len(head), start, path.name, words)
+        except csv.Error as problem:
+            raise DataError(f"'{path.name}' is not a well-formed .csv file ({problem}).") from problem
+    return _array(values, path.name, header)._replace(words=words)
 
 
-def _parse_csv(text: str, delimiter: str, header: tuple[str, ...] | None, width: int, name: str) -> np.ndarray:
+def _parse_csv(
+    text: str,
+    delimiter: str,
+    header: tuple[str, ...] | None,
+    width: int,
+    start: int,
+    name: str,
+    words: dict[str, str],
+) -> np.ndarray:
+    """Cell by cell; of a column that is not numeric, the first offending cell is noted in `words`."""
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     rows: list[list[float]] = []
     for cells in reader:
-        if not cells or (header and reader.line_num == 1):
+        blank = not cells or (len(cells) == 1 and not cells[0].strip())
+        if blank or reader.line_num <= start or (header and reader.line_num == start + 1):
             continue
         if len(cells) != width:
             raise DataError(f"Line {reader.line_num} of '{name}' has {len(cells)} cells; the first line has {width}.")
+        row = []
         for place, cell in enumerate(cells):
-            if not _is_number(cell):
-                column = header[place] if header else str(place)
-                raise DataError(
-                    f"Column '{column}' of '{name}' is not numeric: line {reader.line_num} has '{cell.strip()}'. "
-                    "Choose others with --columns."
-                )
-        rows.append([_number(cell) for cell in cells])
+            if _is_number(cell):
+                row.append(_number(cell))
+                continue
+            column = header[place] if header else str(place)
+            said = f"Column '{column}' of '{name}' is not numeric: line {reader.line_num} has '{cell.strip()[:40]}'."
+            words.setdefault(column, said)
+            row.append(float("nan"))
+        rows.append(row)
     return np.array(rows, dtype=np.float64).reshape(len(rows), width)
 
 

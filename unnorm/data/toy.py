@@ -225,8 +225,10 @@ class TwoSpirals(Curve):
         # A difference of two values near one cancels: by symmetry, take it in the other tail.
         flip = (left + right) > 0
         high, low = torch.where(flip, -right, left), torch.where(flip, -left, right)
-        box = (torch.special.ndtr(high) - torch.special.ndtr(low)).clamp_min(1e-300) / self.side
-        return torch.logsumexp(box.log().sum(-1) + log_weights, -1)
+        log_box = (torch.special.ndtr(high) - torch.special.ndtr(low)).log()
+        far = high < -30  # there the nearer edge is all that counts, and the difference underflows
+        log_box[far] = torch.special.log_ndtr(high[far])
+        return torch.logsumexp(log_box.sum(-1) - 2 * math.log(self.side) + log_weights, -1)
 
 
 TOYS: dict[str, type[Toy]] = {

@@ -30,6 +30,12 @@ class Estimator(nn.Module, ABC):
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         """The objective of `model` on the batch `x` of shape (n, *event)."""
 
-    def set_gamma(self, gamma: float) -> None:
-        """Set the tracker's rate for the coming step; only estimators with such a rate have one to set."""
-        raise InvalidValue(f"{type(self).__name__} has no rate 'gamma' to follow a sequence.")
+    def set_gamma(self, gamma: float | None) -> None:
+        """Set the tracker's rate for the coming steps, or with None go back to the one it was made with."""
+        if gamma is not None:
+            raise InvalidValue(f"{type(self).__name__} has no rate 'gamma' to follow a sequence.")
+
+    @property
+    def settings(self) -> dict[str, str | int | None]:
+        """What it was made with, as plain values: a run resumes only with the same."""
+        return {}

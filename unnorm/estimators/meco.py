@@ -10,7 +10,7 @@ from unnorm.estimators.base import Estimator
 from unnorm.estimators.trackers import EMA, TRACKERS, Tracker
 from unnorm.names import choose
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective, log_density, log_mean_exp
+from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
 
 __all__ = ["MECO", "meco_surrogate"]
 
@@ -71,15 +71,24 @@ class MECO(Estimator):
             raise InvalidValue(f"The 'n_noise' of MECO must be at least 1. Got {n_noise}.")
         self.noise, self.n_noise = noise, n_noise
         self.tracker = choose("tracker", tracker, TRACKERS)() if isinstance(tracker, str) else tracker
+        self._now = self.tracker
         if gamma is not None:
             self.set_gamma(gamma)
+            self.tracker = self._now
         self.register_buffer("log_u", torch.zeros(()))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
-    def set_gamma(self, gamma: float) -> None:
+    def set_gamma(self, gamma: float | None) -> None:
+        if gamma is None:
+            self._now = self.tracker
+            return
         if not isinstance(self.tracker, EMA):
             raise InvalidValue(f"The 'gamma' of MECO belongs to the tracker 'ema'. Got {self.tracker}.")
-        self.tracker = replace(self.tracker, gamma=gamma)
+        self._now = replace(self.tracker, gamma=gamma)
+
+    @property
+    def settings(self) -> dict[str, str | int | None]:
+        return {"tracker": repr(self.tracker), "n_noise": self.n_noise}
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         z = self.noise.sample(self.n_noise or len(x), generator=generator)
@@ -89,14 +98,14 @@ class MECO(Estimator):
         log_w = log_p_noise - log_q
 
         log_mean_w = _across_processes(log_mean_exp(log_w.detach()))
-        log_u = torch.where(self.started, self.tracker(self.log_u, log_mean_w), log_mean_w)
-        if self.training:
-            self.log_u.copy_(log_u)
-            self.started.fill_(True)
+        log_u = torch.where(self.started, self._now(self.log_u, log_mean_w), log_mean_w)
+        if self.training:  # a non-finite batch raises in `step`; it must not spoil what was tracked before
+            usable = torch.isfinite(log_u)
+            self.log_u.copy_(torch.where(usable, log_u, self.log_u))
+            self.started.logical_or_(usable)
 
         with torch.no_grad():
-            weights = torch.exp(log_w - log_mean_w)
-            ess = weights.sum().square() / (weights.square().sum() * len(weights))
+            ess = effective_sample_size(log_w) / len(log_w)
             value = log_u - log_p_data.mean()
         return Objective(
             meco_surrogate(log_p_data, log_w, log_u),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unnorm.data.rows import RowSource, chunks
-from unnorm.types import LogDensity
+from unnorm.types import LogDensity, LogZ
 
 __all__ = ["NLL", "log_probs", "nll"]
 
@@ -33,12 +33,12 @@ def log_probs(log_prob: LogDensity, data: RowSource, *, chunk: int = 4096) -> Te
     return values
 
 
-def nll(log_prob: LogDensity, data: RowSource) -> NLL:
-    """The mean of -log p over the rows.
+def nll(log_prob: Tensor, log_z: LogZ | None = None) -> NLL:
+    """The mean of -log p over rows, from their `log_probs`; its error includes that of the normaliser, where given.
 
-    >>> nll(lambda x: x.sum(-1), torch.tensor([[1.0], [3.0]]))
+    >>> nll(torch.tensor([1.0, 3.0], dtype=torch.float64))
     NLL(value=-2.0, stderr=1.0, n=2)
     """
-    values = -log_probs(log_prob, data)
-    spread = float(values.std()) if len(values) > 1 else math.nan
-    return NLL(float(values.mean()), spread / math.sqrt(len(values)), len(values))
+    spread = float(log_prob.std()) if len(log_prob) > 1 else math.nan
+    stderr = math.hypot(spread / math.sqrt(len(log_prob)), log_z.stderr if log_z is not None else 0.0)
+    return NLL(-float(log_prob.mean()), stderr, len(log_prob))

@@ -9,6 +9,8 @@ from unnorm.errors import InvalidValue
 
 __all__ = ["Noise"]
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 class Noise(nn.Module, ABC):
     """A distribution q that is easy to sample and to evaluate, positive wherever the model is.
@@ -37,8 +39,11 @@ class Noise(nn.Module, ABC):
             return self._sample(n, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """The normalised log density, (n, *event) -> (n,)."""
-        return self._log_prob(x)
+        """The normalised log density, (n, *event) -> (n,); in full precision also under autocast."""
+        if not torch.is_autocast_enabled(x.device.type):
+            return self._log_prob(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._log_prob(x.to(torch.get_default_dtype()) if x.dtype in _HALVES else x)
 
     def forward(self, x: Tensor) -> Tensor:
         """A noise is a LogDensity too."""

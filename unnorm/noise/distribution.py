@@ -16,6 +16,8 @@ __all__ = ["DistributionNoise", "from_distribution"]
 def from_distribution(distribution: Distribution) -> "DistributionNoise":
     """A noise that draws from and evaluates `distribution`; its batch axes become part of the event.
 
+    Outside its support the log density is -inf. A scalar distribution has events of shape (1,).
+
     >>> q = from_distribution(torch.distributions.Laplace(torch.zeros(2), torch.ones(2)))
     >>> q.log_prob(torch.zeros(1, 2))
     tensor([-1.3863])
@@ -34,17 +36,21 @@ class DistributionNoise(Noise):
 
     def __init__(self, distribution: Distribution):
         super().__init__()
-        batch_axes = len(distribution.batch_shape)
-        own = copy.deepcopy(_detached(distribution))
-        self._distribution = Independent(own, batch_axes) if batch_axes else own
+        own = _detached(distribution)
+        if not (own.batch_shape or own.event_shape):
+            own = own.expand(torch.Size([1]))
+        self._distribution = Independent(own, len(own.batch_shape)) if own.batch_shape else own
         for name, holder, key in _tensors(self._distribution):
             self.register_buffer(name, _get(holder, key).clone())
         self._share()
 
     def _share(self) -> None:
-        """Make the distribution use the buffers themselves."""
-        for name, holder, key in _tensors(self._distribution):
-            _set(holder, key, self._buffers[name])
+        """Make the distribution use the buffers themselves, and forget what it derived from the old ones."""
+        for name, holder, key in list(_tensors(self._distribution)):
+            if name in self._buffers:
+                _set(holder, key, self._buffers[name])
+            else:
+                vars(holder).pop(key)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "DistributionNoise":
         super()._apply(fn, recurse)
@@ -68,7 +74,24 @@ class DistributionNoise(Noise):
             return self._distribution.sample((n,))
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        return self._distribution.log_prob(x)
+        try:
+            support = self._distribution.support
+        except NotImplementedError:
+            support = None
+        if support is None:
+            return self._distribution.log_prob(x)
+        inside = support.check(x)
+        # Torch refuses points outside the support; the density there is zero.
+        somewhere = torch.where(_wide(inside, x), x, self._sample(1, _fixed(self._device)).to(x.dtype))
+        return torch.where(inside, self._distribution.log_prob(somewhere), -torch.inf)
+
+
+def _wide(inside: Tensor, x: Tensor) -> Tensor:
+    return inside.view(-1, *[1] * (x.ndim - 1))
+
+
+def _fixed(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(0)
 
 
 def _parts(holder: Any) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from unnorm.data.rows import Moments, RowSource, chunks, moments
+from unnorm.data.rows import Moments, RowSource, chunks, moments, spread
 from unnorm.errors import InvalidValue, ShrinkageWarning
 from unnorm.names import choose
 from unnorm.noise.base import Noise
@@ -19,6 +19,7 @@ __all__ = ["Gaussian"]
 
 COVARIANCES = {"full": "full", "diagonal": "diagonal", "low-rank": "low-rank"}
 CONDITION = 1e8  # a correlation matrix beyond this condition number is treated as singular
+LEAST_UNIQUE = 1e-4  # share of a coordinate's variance that a low-rank factor may not explain
 FLOOR = 1e-6  # variance given to a constant coordinate, as a share of the mean variance
 
 
@@ -30,7 +31,7 @@ class Gaussian(Noise):
     Args:
         event: the shape of one example; the distribution is over its flattened coordinates.
         covariance: "full", "diagonal" or "low-rank".
-        rank: columns of F for "low-rank".
+        rank: columns of F for "low-rank"; half the coordinates, at most 10, when None.
 
     >>> q = Gaussian(2)
     >>> q.log_prob(torch.zeros(1, 2))
@@ -52,7 +53,7 @@ class Gaussian(Noise):
         self.covariance = choose("covariance", covariance, COVARIANCES)
         size = math.prod(self.event)
         if covariance == "low-rank":
-            rank = min(10, size) if rank is None else rank
+            rank = max(1, min(10, size // 2)) if rank is None else rank
             if not 1 <= rank <= size:
                 raise InvalidValue(f"The 'rank' of Gaussian must be between 1 and the {size} coordinates. Got {rank}.")
         elif rank is not None:
@@ -136,14 +137,14 @@ def _scales(found: Moments) -> Tensor:
             f"{int(constant.sum())} of {len(variance)} coordinates are constant ({names}{more}): "
             f"the noise gives them variance {FLOOR * typical:.2g}.",
             ShrinkageWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
         variance = torch.where(constant, FLOOR * typical, variance)
     return variance.sqrt()
 
 
 def _standardised(chunk: Tensor, found: Moments, scale: Tensor) -> Tensor:
-    return (chunk.double().flatten(1) - found.mean.flatten()) / scale
+    return (chunk.double().cpu().flatten(1) - found.mean.flatten()) / scale
 
 
 def _correlation(data: RowSource, found: Moments, scale: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ def _shrunk(correlation: Tensor, n: int) -> Tensor:
         f"The covariance of {n} rows in {size} coordinates is singular: "
         f"shrunk by {share:.2g} toward uncorrelated coordinates.",
         ShrinkageWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return (1 - share) * correlation + share * torch.eye(size, dtype=correlation.dtype)
 
@@ -184,11 +185,19 @@ def _oas(covariance: Tensor, n: int) -> float:
 
 def _low_rank(data: RowSource, found: Moments, scale: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Loading and uniqueness of the standardised data: leading directions, and what they leave of each variance."""
-    rows = torch.linspace(0, found.n - 1, min(found.n, 20_000)).long()
+    rows = spread(found.n, 20_000)
     z = torch.cat([_standardised(data[part], found, scale) for part in rows.split(1000)])
     _, singular, directions = randomized_svd(z.numpy(), n_components=min(rank, *z.shape), random_state=0)
     variances = torch.from_numpy(singular.copy()).square() / len(z)
     rest = max(0.0, float(z.square().sum() / len(z) - variances.sum())) / max(1, z.shape[1] - len(variances))
     loading = torch.from_numpy(directions.copy()).mT * (variances - rest).clamp_min(0).sqrt()
     loading = torch.nn.functional.pad(loading, (0, rank - loading.shape[1]))
-    return loading, (1 - loading.square().sum(-1)).clamp_min(1e-4)
+    uniqueness = 1 - loading.square().sum(-1)
+    if (raised := int((uniqueness < LEAST_UNIQUE).sum())) > 0:
+        warnings.warn(
+            f"{raised} of {len(scale)} coordinates are all but determined by {rank} directions: "
+            f"the noise gives each {LEAST_UNIQUE:g} of its variance of its own.",
+            ShrinkageWarning,
+            stacklevel=3,
+        )
+    return loading, uniqueness.clamp_min(LEAST_UNIQUE)

@@ -22,7 +22,7 @@ def importance(
 ) -> LogZ:
     """log Z = log E_q[p~/q] from `n` draws of the noise; the error by the delta method.
 
-    stderr = sqrt((n / ESS - 1) / n), trustworthy while `khat` is below 0.7.
+    stderr = sqrt((n / ESS - 1) / (n - 1)), trustworthy while `khat` is below 0.7.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> found = importance(Quadratic(2), Gaussian(2), 1000)
