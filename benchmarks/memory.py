@@ -31,7 +31,7 @@ def child(path: str, steps: int) -> None:
     import sklearn.utils.extmath  # noqa: F401
 
     from unnorm.jobs import Job, run
-    from unnorm.train import Training
+    from unnorm.training import Training
 
     baseline = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports

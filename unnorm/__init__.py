@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from unnorm.models import MLP, Quadratic, Tilted
     from unnorm.noise import Gaussian, Noise, from_distribution
     from unnorm.samplers import Sampler
-    from unnorm.train import Training, fit, step
+    from unnorm.train import fit, step
+    from unnorm.training import Training
     from unnorm.types import History, LogDensity, LogZ, Objective
 
 __all__ = [
@@ -68,7 +69,7 @@ _HOME = {
     "Quadratic": "models",
     "Sampler": "samplers",
     "Tilted": "models",
-    "Training": "train",
+    "Training": "training",
     "fit": "train",
     "from_distribution": "noise",
     "step": "train",

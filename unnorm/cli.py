@@ -88,8 +88,9 @@ def fit(
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a density to points; write a folder with the model, its numbers, a picture and a report."""
-    from unnorm.jobs import CONFIG, Job, load_job, run
-    from unnorm.train import Training
+    from unnorm.folders import CONFIG
+    from unnorm.jobs import Job, load_job, run
+    from unnorm.training import Training
 
     if resume is not None:
         given = [name for name in context.params if _was_given(context, name)]
@@ -162,8 +163,8 @@ def score(
     import numpy as np
 
     from unnorm.density import Density
-    from unnorm.jobs import points_for_scoring
     from unnorm.metrics import log_probs, nll
+    from unnorm.points import points_for_scoring
 
     density = Density.load(model)
     points, kept = points_for_scoring(model, data, key=key, drop_nonfinite=drop_nonfinite)
@@ -204,7 +205,7 @@ def sample(
     import torch
 
     from unnorm.density import Density
-    from unnorm.jobs import CONFIG, read_json
+    from unnorm.folders import CONFIG, read_json
 
     density = Density.load(model)
     if not 0 <= seed < 2**63:
@@ -226,7 +227,7 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
     from unnorm.architecture import describe
     from unnorm.density import Density
     from unnorm.diagnostics import verdict
-    from unnorm.jobs import RESULT, read_json
+    from unnorm.folders import RESULT, read_json
 
     density = Density.load(model)
     result: dict[str, Any] = {"test_nll": None}
@@ -254,7 +255,7 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _print_json(content: Any) -> None:
-    from unnorm.jobs import without_nan
+    from unnorm.folders import without_nan
 
     typer.echo(json.dumps(without_nan(content), allow_nan=False))
 

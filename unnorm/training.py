@@ -1,0 +1,66 @@
+"""How to train, as plain values that are saved with the run."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from unnorm.errors import InvalidValue
+from unnorm.iterates import ITERATES
+from unnorm.names import choose, unknown
+from unnorm.optim import OPTIMIZERS, SCHEDULES, Rates, rates
+
+__all__ = ["Training"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train; plain values only, so that it is saved with the run.
+
+    Args:
+        steps: optimization steps.
+        batch: data points per step, drawn uniformly with replacement (Algorithm 1).
+        lr: the learning rate eta (eta_0 of a schedule).
+        optimizer: "adam" or "sgd", MECO's two styles.
+        beta: weight of the new gradient in v, in (0, 1].
+        schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
+        mu: the PL constant for "pl".
+        iterate: "last", "random" (Algorithm 1), "averaged", or "best" on validation data.
+        log_every: steps between two records of the history.
+        checkpoint_every: steps between two checkpoints, where there is a folder to write to.
+        validate_every: steps between two looks at the validation data, where there are any.
+        seed: of batches and noise, where no generator is given.
+
+    >>> Training(steps=0)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The 'steps' of Training must be a positive integer. Got 0.
+    """
+
+    steps: int = 2500
+    batch: int = 500
+    lr: float = 1e-3
+    optimizer: str = "adam"
+    beta: float = 0.9
+    schedule: str = "constant"
+    mu: float = 1.0
+    iterate: str = "last"
+    log_every: int = 10
+    checkpoint_every: int = 500
+    validate_every: int = 25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "log_every", "checkpoint_every", "validate_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
+        choose("optimizer", self.optimizer, OPTIMIZERS)([nn.Parameter(torch.zeros(1))], self.lr, self.beta)
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^63 - 1. Got {self.seed}.")
+        for what, value, known in (("schedule", self.schedule, SCHEDULES), ("iterate", self.iterate, ITERATES)):
+            if value not in known:
+                raise InvalidValue(unknown(what, value, known))
+        self.rates()
+
+    def rates(self) -> Rates:
+        return rates(self.schedule, lr=self.lr, steps=self.steps, mu=self.mu)
