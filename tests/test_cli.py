@@ -359,6 +359,39 @@ def test_resume_after_a_kill_before_the_first_checkpoint(fitted, capsys):
     assert (fitted / "model.safetensors").read_bytes() == whole
 
 
+def test_a_refused_extension_leaves_the_run_resumable(capsys):
+    path = table("t.csv", points())
+    assert unnorm("fit", path, *SMALL, "--out", "run") == 0  # cosine: it cannot be extended
+    assert unnorm("fit", "--resume", "run", "--steps", "90") == 2
+    assert "it cannot resume with 90" in capsys.readouterr().err
+    assert unnorm("fit", "--resume", "run") == 0
+
+
+def test_reordered_columns_of_a_nameless_table(capsys):
+    """Columns chosen by place are found again by place, in the file and in our own samples."""
+    np.save("t.npy", points(d=2) * np.array([1.0, 1000.0]))
+    assert unnorm("fit", "t.npy", *SMALL, "--columns", "1,0", "--out", "run", "--json") == 0
+    fitted_nll = json.loads(capsys.readouterr().out)["train_nll"]
+    assert unnorm("score", "run", "t.npy", "--json") == 0
+    assert abs(json.loads(capsys.readouterr().out)["nll"] - fitted_nll) < 0.5
+    assert unnorm("sample", "run", "-n", "200", "--out", "s.csv") == 0
+    capsys.readouterr()
+    assert unnorm("score", "run", "s.csv", "--json") == 0
+    assert abs(json.loads(capsys.readouterr().out)["nll"] - fitted_nll) < 0.5
+
+
+def test_scores_that_are_not_finite_are_mentioned(fitted, capsys):
+    table("far.csv", np.array([[100.0, 100.0, 100.0], [1e300, 0.0, 0.0]]))
+    assert unnorm("score", fitted, "far.csv") == 0
+    assert "1 rows have no finite log density, the first is row 2" in capsys.readouterr().err
+
+
+def test_few_distinct_values_are_not_trusted(capsys):
+    rng = np.random.default_rng(0)
+    assert unnorm("fit", table("t.csv", rng.integers(0, 2, (300, 2)).astype(float)), *SMALL) == 0
+    assert "2 columns take few distinct values" in capsys.readouterr().out
+
+
 def test_extension_is_remembered(capsys):
     path = table("t.csv", points())
     short = [*SMALL[:2], "--n-importance", "2000", "--schedule", "constant", "--steps", "20", "--out", "run"]
@@ -376,7 +409,7 @@ def test_samples_of_a_nameless_table_can_be_scored(capsys):
     capsys.readouterr()
     assert unnorm("score", "run", "s.csv") == 0
     assert len(capsys.readouterr().out.splitlines()) == 50
-    assert len(np.unique(np.loadtxt("s.csv", delimiter=",")[:, 0])) == 50
+    assert len(np.unique(np.loadtxt("s.csv", delimiter=",", skiprows=1)[:, 0])) == 50
 
 
 def test_awkward_names(capsys):

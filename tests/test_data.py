@@ -251,6 +251,8 @@ class TestTables:
         np.testing.assert_array_equal(table.values, numbers[:, [2, 0]])
         with pytest.raises(InvalidValue, match="Unknown column 'd'"):
             tables.select(table, ["d"])
+        with pytest.raises(InvalidValue, match="Each column can be chosen once. Got c, 0"):
+            tables.select(table, ["c", "0"])
 
     def test_found_under_unnorm_data(self, tmp_path, monkeypatch):
         (tmp_path / "t.csv").write_text("1\n2\n")

@@ -165,6 +165,16 @@ class TestDiagnostics:
                 "CARE",
                 "grid's own error estimate is 0.2",
             ),
+            (
+                {"importance": good._replace(ess=3.0, stderr=0.6), "grid": on_grid},
+                {},
+                "TRUST",
+                "known to 1e-06 nats by a grid",
+            ),
+            ({"importance": good}, {"test_nll": math.nan}, "DISTRUST", "the test NLL is nan"),
+            ({"importance": good}, {"test_nll": 3.0, "discrete": 2}, "CARE", "2 columns take few distinct values"),
+            ({"importance": good}, {"test_nll": 3.0, "test_rows": 4}, "CARE", "4 test rows say little"),
+            ({"importance": good, "grid": on_grid._replace(stderr=math.inf)}, {}, "DISTRUST", "may be infinite"),
             ({"importance": good}, {"test_nll": 3.0, "noise_nll": 2.9}, "CARE", "no better than its noise"),
             ({"importance": good}, {"test_nll": 3.0, "train_nll": 2.0, "noise_nll": 9.0}, "CARE", "overfits"),
             ({"importance": good}, {"test_nll": 3.0, "noise_nll": 30.0}, "CARE", "more than log n = 12.2"),
@@ -215,7 +225,8 @@ class TestDensity:
     def test_resampling_from_a_poor_noise_warns(self):
         far = Gaussian(6)
         far.loc.fill_(6.0)
-        density = Density.normalise(Quadratic(6), far, n=1000, generator=torch.Generator().manual_seed(0))
+        with pytest.warns(WeightsWarning, match="effective draws of 1000, with Pareto k .* cannot be believed"):
+            density = Density.normalise(Quadratic(6), far, n=1000, generator=torch.Generator().manual_seed(0))
         with pytest.warns(WeightsWarning, match="amount to"):
             density.sample(500, generator=torch.Generator().manual_seed(0))
 
@@ -286,6 +297,7 @@ class TestFiles:
             (lambda q: quadratic(3), Gaussian(3, "diagonal")),
         ],
     )
+    @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # an untrained network under a narrow noise
     def test_round_trip(self, tmp_path, make, noise):
         density = Density.normalise(make(noise), noise, n=1000)
         density.save(tmp_path)

@@ -203,8 +203,7 @@ class TestEstimator:
         with pytest.raises(NonFiniteObjective, match="not finite .*log_u = .*Lower the learning rate"):
             step(model, estimator, sgd(model.parameters(), 0.1), x, generator=seeded())
         after = model.state_dict() | estimator.state_dict()
-        assert all(torch.equal(before[key], after[key]) for key in after if key != "log_u")
-        assert torch.isfinite(after["log_u"])
+        assert all(torch.equal(before[key], after[key]) for key in after)
 
     def test_refuses_a_model_of_the_wrong_shape(self, make, make_model):
         _, estimator, x = setting(make, make_model)

@@ -62,6 +62,11 @@ def test_forward_uses_the_updated_u_and_reports_the_tracked_nll(setting):
         torch.testing.assert_close(objective.info["value"], expected.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_noise_of_another_width_is_named():
+    with pytest.raises(InvalidValue, match=r"events of shape \(2,\), the noise \(3,\)"):
+        MECO(Gaussian(3))(Quadratic(2), torch.zeros(4, 2))
+
+
 def test_one_forward_pass(setting):
     model, q, x, _ = setting
     calls = []

@@ -10,7 +10,7 @@ from sklearn.covariance import oas
 from torch import distributions as td
 
 from unnorm.data.rows import Rows
-from unnorm.errors import InvalidValue, ShrinkageWarning
+from unnorm.errors import DataError, InvalidValue, ShrinkageWarning
 from unnorm.noise import Gaussian, from_distribution
 
 
@@ -162,6 +162,13 @@ def test_from_distribution_owns_its_numbers():
         loc.fill_(5.0)
     assert torch.equal(q.log_prob(torch.ones(1, 2)), before)
     assert not before.requires_grad
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(InvalidValue, match="takes a torch.distributions object. Got int"):
+        from_distribution(3)
+    with pytest.raises(DataError, match="contain NaN or infinity"):
+        Gaussian.fit(torch.tensor([[1.0], [float("nan")]]))
 
 
 def test_batch_axes_become_the_event():

@@ -125,7 +125,7 @@ def test_constant_and_cosine():
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.parametrize("beta", [0.0, 1.1, -1.0])
+@pytest.mark.parametrize("beta", [0.0, 1.1, -1.0, 1e-17])
 def test_beta_outside_its_range(make, beta):
     with pytest.raises(InvalidValue, match=r"The 'beta' of MECO must be in \(0, 1\]. Got"):
         make([nn.Parameter(torch.zeros(1))], 0.1, beta=beta)
@@ -169,6 +169,19 @@ def test_random_iterate_is_uniform():
     for seed in range(2000):
         counts[int(watched("random", range(10), seed))] += 1
     assert ((counts - 200) ** 2 / 200).sum() < 27.88
+
+
+def test_random_iterate_keeps_its_own_buffers():
+    """Batch norm's running mean belongs to the iterate that is kept, not to the last one."""
+    model = nn.BatchNorm1d(1)
+    for seed in range(20):
+        kept, generator = Iterates("random", model), torch.Generator().manual_seed(seed)
+        for value in range(6):
+            model.weight.data.fill_(value)
+            model.running_mean.fill_(value)
+            kept.observe(model, generator=generator)
+        kept.restore(model)
+        assert model.weight.item() == model.running_mean.item()
 
 
 def test_averaged_iterate_has_polynomial_weights():

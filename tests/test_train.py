@@ -105,6 +105,16 @@ class TestLearning:
             assert len(history["validation"]) == 30
         assert values["best"] < values["last"] - 0.1
 
+    def test_validation_does_not_depend_on_what_was_tracked(self):
+        model, estimator = pieces()
+        values = []
+        for log_u in (0.0, 5.0):
+            estimator.log_u.fill_(log_u)
+            estimator.started.fill_(True)
+            found = estimator.eval()(model, normal(50), generator=torch.Generator().manual_seed(0))
+            values.append(found.info["value"].item())
+        assert values[0] == values[1]
+
     def test_best_needs_validation_rows(self):
         with pytest.raises(InvalidValue, match="chosen on validation data"):
             run(Training(steps=3, iterate="best"))
@@ -248,6 +258,23 @@ class TestTrouble:
 
 class TestResume:
     training = Training(steps=40, checkpoint_every=10, log_every=5)
+
+    def test_extending_the_best_equals_running_through(self, tmp_path):
+        models = []
+        for folder, lengths in ((None, [60]), (tmp_path, [23, 60])):
+            for steps in lengths:
+                model, estimator = pieces()
+                fit(
+                    model,
+                    estimator,
+                    normal(),
+                    Training(steps=steps, iterate="best", validate_every=5, lr=0.01),
+                    validation=normal(100, seed=3),
+                    folder=folder,
+                    resume=steps != lengths[0],
+                )
+            models.append(model)
+        assert same(*models)
 
     @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
     @pytest.mark.parametrize("iterate", ["last", "random", "averaged"])

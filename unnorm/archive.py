@@ -17,7 +17,7 @@ from unnorm.checkpoint import section, write_atomically
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.types import LogZ
 
-__all__ = ["DESCRIPTION", "TENSORS", "filled", "from_plain", "read", "to_plain", "write"]
+__all__ = ["DESCRIPTION", "TENSORS", "digest", "filled", "from_plain", "read", "to_plain", "write"]
 
 TENSORS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = "unnorm-density-1"
@@ -37,6 +37,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any])
 
 def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Both files, or a clear error; nothing is unpickled and nothing is executed."""
+    if folder.is_file():
+        raise BrokenFile(f"'{folder}' is a file; a saved density is a folder.")
     description = _read_description(folder / DESCRIPTION)
     return _read_checked(folder / TENSORS, description["tensors_sha256"]), description
 
@@ -64,6 +66,11 @@ def from_plain(plain: Any) -> LogZ:
 
 
 def digest(description: Mapping[str, Any]) -> str:
+    """A checksum of plain JSON values, whatever the order of their keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -139,7 +140,7 @@ def fit(
         result = run(job, folder, resume=resume is not None, force=force)
     except (KeyboardInterrupt, Interrupted) as problem:
         said = str(problem) or "Stopped."
-        hint = f" Continue with: unnorm fit --resume {folder}" if (folder / CONFIG).exists() else ""
+        hint = f" Continue with: unnorm fit --resume {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else ""
         raise Interrupted(said + hint) from None
     if as_json:
         _print_json({"folder": str(folder), **result})
@@ -170,6 +171,9 @@ def score(
     points, kept = points_for_scoring(model, data, key=key, drop_nonfinite=drop_nonfinite)
     values = log_probs(density.log_prob, points)
     found = nll(values, density.log_z)
+    if (broken := np.flatnonzero(~np.isfinite(values.numpy()))).size:
+        place = broken[0] if kept is None else kept[broken[0]]
+        _say(f"warning: {broken.size} rows have no finite log density, the first is row {place + 1}.")
     if as_json:
         summary: dict[str, Any] = {
             "n": found.n,
@@ -178,7 +182,7 @@ def score(
             "log_prob": values.tolist(),
         }
         if kept is not None:
-            summary["rows"] = kept.tolist()
+            summary["rows"] = (kept + 1).tolist()
         _print_json(summary)
     table = values.numpy()[:, None]
     names = ["log_prob"]
@@ -212,7 +216,9 @@ def sample(
         raise InvalidValue(f"The seed must be an integer from 0 to 2^63 - 1. Got {seed}.")
     points = density.sample(n, generator=torch.Generator().manual_seed(seed)).flatten(1).numpy()
     config = model / CONFIG
-    names = read_json(config, {"columns"})["columns"] if config.exists() else [str(k) for k in range(points.shape[1])]
+    names = [f"column{place}" for place in range(points.shape[1])]
+    if config.exists():
+        names = read_json(config, {"columns"})["columns"]
     if as_json:
         _print_json({"n": n, "columns": names, "samples": points.tolist()})
     elif out is None:
@@ -280,9 +286,7 @@ def _line(row: Any) -> str:
 
 
 def _write_csv(file: Any, values: Any, columns: list[str]) -> None:
-    """Rows with a header; without one where the names are only positions, which would read as numbers."""
-    if not all(name.isdigit() for name in columns):
-        csv.writer(file, lineterminator="\n").writerow(columns)
+    csv.writer(file, lineterminator="\n").writerow(columns)
     file.writelines(_line(row) + "\n" for row in values)
 
 

@@ -13,7 +13,7 @@ from unnorm import archive
 from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import preferred
+from unnorm.diagnostics import believable, preferred
 from unnorm.errors import BrokenFile, InvalidValue, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise
@@ -81,6 +81,14 @@ class Density(nn.Module):
             density.box.copy_(density._fitting_box(data))
             half = evaluate(model, density.box, CELLS[density.event[0]] // 2, like=density._like())
             density.log_zs["grid"] = summary(density._fine_grid(), half)
+        if density.log_z.method == "importance" and not believable(density.log_z):
+            found = density.log_z
+            warnings.warn(
+                f"log Z stands on {found.ess:.0f} effective draws of {found.n}, with Pareto k {found.khat:.2f}: "
+                "it cannot be believed. A noise closer to the data would help.",
+                WeightsWarning,
+                stacklevel=2,
+            )
         return density
 
     @property
@@ -98,6 +106,11 @@ class Density(nn.Module):
             raise InvalidValue(f"This density is over events of shape {self.event}. Got {tuple(x.shape)}.")
         z, log_det = self.transform(x)
         return (log_density(self.model, z.to(self._like())) + log_det - self.log_z.value).to(x.dtype)
+
+    def noise_log_prob(self, x: Tensor) -> Tensor:
+        """The log density of the noise alone at x, in the same units: what the model must beat."""
+        z, log_det = self.transform(x)
+        return (self.noise.log_prob(z.to(self._like())) + log_det).to(x.dtype)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """`n` draws, in float64: the user's units may need it.
@@ -177,10 +190,17 @@ class Density(nn.Module):
         archive.write(Path(folder), tensors, facts)
 
     @classmethod
-    def load(cls, folder: Path | str, *, model: nn.Module | None = None, noise: Noise | None = None) -> "Density":
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        model: nn.Module | None = None,
+        noise: Noise | None = None,
+        transform: Transform | None = None,
+    ) -> "Density":
         """Read a folder written by `save`; nothing in it is executed.
 
-        A model or noise of a class that is not this library's must be given, built as it was when saved:
+        A model, noise or transform of a class that is not this library's must be given, built as it was when saved:
         the file has its numbers, not its code.
         """
         tensors, facts = archive.read(Path(folder))
@@ -189,7 +209,7 @@ class Density(nn.Module):
             noise = archive.filled("noise", facts["noise"], tensors, noise)
         elif isinstance(model, Tilted):
             noise = model.noise
-        transform = archive.filled("transform", facts["transform"], tensors, None)
+        transform = archive.filled("transform", facts["transform"], tensors, transform)
         log_zs = {method: archive.from_plain(found) for method, found in facts["log_z"].items()}
         if not isinstance(noise, Noise) or not isinstance(transform, Transform) or "importance" not in log_zs:
             raise BrokenFile(f"'{folder}' does not describe a density.")

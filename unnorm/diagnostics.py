@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unnorm.types import LogZ, effective_sample_size
 
-__all__ = ["KHAT_LIMIT", "Verdict", "effective_sample_size", "pareto_khat", "preferred", "verdict"]
+__all__ = ["KHAT_LIMIT", "Verdict", "believable", "effective_sample_size", "pareto_khat", "preferred", "verdict"]
 
 LEAST_TEST_ROWS = 30
 LEAST_ESS = 100  # fewer effective draws cannot tell their own error
@@ -58,6 +58,15 @@ class Verdict(NamedTuple):
         return f"{self.level}: {'; '.join(self.reasons)}."
 
 
+def believable(found: LogZ) -> bool:
+    """Whether an importance estimate can tell its own error: Pareto k below 0.7 and a hundred effective draws.
+
+    >>> believable(LogZ(0.0, 0.01, 900, 0.2, "importance", 1000)), believable(LogZ(0.0, 0.5, 3, 1.5, "importance", 9))
+    (True, False)
+    """
+    return found.khat < KHAT_LIMIT and found.ess >= LEAST_ESS and math.isfinite(found.value)
+
+
 def preferred(log_z: Mapping[str, LogZ]) -> LogZ:
     """The estimate to use: the grid's, unless its own error is large and importance sampling's is believable and less.
 
@@ -71,8 +80,8 @@ def preferred(log_z: Mapping[str, LogZ]) -> LogZ:
     importance, grid = log_z["importance"], log_z.get("grid")
     if grid is None or not math.isfinite(grid.value + grid.stderr):
         return importance
-    sure = importance.khat < KHAT_LIMIT and importance.ess >= LEAST_ESS and math.isfinite(importance.value)
-    return importance if sure and importance.stderr < grid.stderr and grid.stderr > GRID_LIMIT else grid
+    better = believable(importance) and importance.stderr < grid.stderr
+    return importance if better and grid.stderr > GRID_LIMIT else grid
 
 
 def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None) -> Verdict:
@@ -80,7 +89,8 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
 
     Args:
         log_z: estimates by method; "importance" always, "grid" in one and two dimensions.
-        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats.
+        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; and `discrete`, the number
+            of columns with few distinct values.
 
     >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
     >>> verdict({"importance": good}).level
@@ -94,6 +104,8 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
     grid_is_good = grid is not None and grid.stderr <= GRID_LIMIT
     if not math.isfinite(importance.value):
         bad.append(f"log Z by importance sampling is {importance.value}")
+    if not math.isfinite(numbers.get("test_nll", 0.0)):
+        bad.append(f"the test NLL is {numbers['test_nll']}: some test row has no finite log density")
     if grid is not None and not grid.stderr < 0.5:
         bad.append("the density does not fall off toward the border of the grid: its integral may be infinite")
     elif grid is not None and not grid_is_good:
@@ -126,6 +138,8 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
 
 
 def _praise(importance: LogZ, grid: LogZ | None) -> str:
+    if grid is not None and not believable(importance):
+        return f"log Z is known to {grid.stderr:.2g} nats by a grid; importance sampling cannot check it"
     agreement = f" and a grid agrees within {abs(importance.value - grid.value):.4f}" if grid else ""
     return (
         f"log Z is known to {importance.stderr:.2g} nats, Pareto k is {importance.khat:.2f}, "
@@ -143,6 +157,8 @@ def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importa
         doubts.append(f"{rows:.0f} test rows say little about the likelihood")
     if noise is not None and test > noise:
         doubts.append(f"the model's test NLL {test:.3f} is no better than its noise's {noise:.3f}")
+    if (discrete := numbers.get("discrete", 0)) > 0:
+        doubts.append(f"{discrete:.0f} columns take few distinct values: a density of them has no natural scale")
     if train is not None and test - train > max(0.1, 3 * stderr):
         doubts.append(
             f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "

@@ -36,6 +36,7 @@ class Iterates(nn.Module):
     """
 
     least: Tensor
+    seen: Tensor
 
     def __init__(self, rule: str, model: nn.Module):
         super().__init__()
@@ -43,21 +44,23 @@ class Iterates(nn.Module):
             raise InvalidValue(unknown("iterate", rule, ITERATES))
         self.rule = rule
         self.kept = None if rule == "last" else AveragedModel(model, avg_fn=self._combine)
-        self._take = False
         self.register_buffer("least", torch.tensor(torch.inf, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def _combine(self, kept: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
         if self.rule == "averaged":
             return polynomial_average(kept, new, count)
-        return new if self._take else kept
+        return new
 
     def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:
         """See one more iterate, before it is updated; "random" keeps the t-th with probability 1/t."""
         if self.kept is None or self.rule == "best":
             return
+        self.seen += 1
         if self.rule == "random":
             draw = torch.rand((), generator=generator, device=generator.device)
-            self._take = bool(draw * (self.kept.n_averaged + 1).to(draw.device) < 1)
+            if draw * self.seen.to(draw.device) >= 1:
+                return
         self.kept.update_parameters(model)
 
     def consider(self, model: nn.Module, value: float) -> None:
@@ -66,7 +69,6 @@ class Iterates(nn.Module):
             return
         if value < self.least:
             self.least.fill_(value)
-            self._take = True
             self.kept.update_parameters(model)
 
     def restore(self, model: nn.Module) -> None:

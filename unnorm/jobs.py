@@ -1,6 +1,7 @@
 """The main job: a table in, a folder with a normalised density, its numbers, a picture and a verdict out."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from unnorm import __version__, report
-from unnorm.checkpoint import write_atomically
+from unnorm.checkpoint import read_tensors, write_atomically
 from unnorm.data import tables
 from unnorm.data.rows import RowSource, chunks, spread
 from unnorm.data.toy import TOYS
@@ -17,14 +18,14 @@ from unnorm.data.transforms import Standardize, Transformed
 from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.diagnostics import verdict
-from unnorm.errors import BrokenFile, DataError, NonFiniteObjective
+from unnorm.errors import BrokenFile, DataError, NonFiniteObjective, WeightsWarning
 from unnorm.estimators import MECO
 from unnorm.folders import CONFIG, RESULT, claim, read_json, sealed
 from unnorm.metrics import log_probs, nll
 from unnorm.noise import Gaussian
 from unnorm.points import Points, prepare
 from unnorm.settings import NOISES, Job
-from unnorm.train import CHECKPOINT, fit
+from unnorm.train import CHECKPOINT, check_resumable, fit
 from unnorm.training import Training
 
 __all__ = ["Job", "load_job", "run"]
@@ -42,8 +43,11 @@ def run(
     config = _config(job, points, transform)
     if resume:
         _same_data(config, out)
-        write_atomically(out / CONFIG, sealed(config))
         resume = (out / CHECKPOINT).exists()  # a run killed before its first checkpoint starts anew
+        if resume:
+            settings = job.build_estimator(Gaussian(1)).settings
+            check_resumable(read_tensors(out / CHECKPOINT)[1], job.training, settings)
+        write_atomically(out / CONFIG, sealed(config))
     else:
         claim(out, force, sealed(config))
     dtype = torch.float64 if job.precision == "64" else torch.float32
@@ -66,9 +70,11 @@ def run(
     )
     generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
     transform.to(fabric.device)
-    density = Density.normalise(
-        model, noise, transform, data=points.train, n=job.n_importance, generator=generator
-    ).cpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeightsWarning)  # the verdict says it
+        density = Density.normalise(
+            model, noise, transform, data=points.train, n=job.n_importance, generator=generator
+        ).cpu()
     if not math.isfinite(density.log_z.value):
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     density.save(out)
@@ -90,6 +96,11 @@ def _standardize(points: Points) -> Standardize:
     return transform
 
 
+def _discrete(rows: torch.Tensor) -> int:
+    """How many columns take so few values that most rows share theirs with many others."""
+    return sum(len(column.unique()) < 0.05 * len(column) for column in rows.T) if len(rows) >= 100 else 0
+
+
 def _near(rows: RowSource, device: torch.device) -> RowSource:
     """On an accelerator, rows that fit into a gigabyte as one tensor there; else the rows as they are."""
     if device.type == "cpu" or len(rows) * rows[torch.zeros(1, dtype=torch.int64)].numel() > 2**28:
@@ -103,21 +114,18 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
     test = nll(log_probs(density.log_prob, points.test), density.log_z)
     train = nll(log_probs(density.log_prob, points.train[some]))
 
-    def noise_log_prob(x: torch.Tensor) -> torch.Tensor:
-        z, log_det = density.transform(x)
-        return density.noise.log_prob(z.to(density._like())) + log_det
-
     numbers = {
         "test_nll": test.value,
         "test_stderr": test.stderr,
         "test_rows": test.n,
         "train_nll": train.value,
-        "noise_nll": nll(log_probs(noise_log_prob, points.test)).value,
+        "noise_nll": nll(log_probs(density.noise_log_prob, points.test)).value,
     }
+    numbers["discrete"] = _discrete(points.train[some])
     judged = verdict(density.log_zs, numbers)
     result: dict[str, Any] = {
-        "data": job.data,
-        "rows": {"train": len(points.train), "test": len(points.test)},
+        "data": Path(job.data).name,
+        "rows": {"train": len(points.train), "test": len(points.test), "dropped": points.dropped},
         **numbers,
     }
     if points.truth is not None:

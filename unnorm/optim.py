@@ -30,7 +30,7 @@ __all__ = [
 
 
 def _check_beta(beta: float) -> None:
-    if not 0 < beta <= 1:
+    if not (beta <= 1 and 1 - beta < 1):  # below 1e-16 nothing new would ever count
         raise InvalidValue(f"The 'beta' of MECO must be in (0, 1]. Got {beta}.")
 
 
@@ -146,7 +146,7 @@ class PL(Schedule):
 
     def __call__(self, t: int) -> float:
         while len(self._etas) <= t:
-            self._etas.append(1 / (self.mu / 2 + math.sqrt(self.mu**2 / 4 + 1 / self._etas[-1] ** 2)))
+            self._etas.append(1 / (self.mu / 2 + math.hypot(self.mu / 2, 1 / self._etas[-1])))
         return self._etas[t]
 
 
@@ -208,6 +208,11 @@ def set_rates(optimizer: torch.optim.Optimizer, eta: float, beta: float | None) 
     Adam corrects the bias of v by 1 - (1 - beta)^t, which is right for a constant beta; for a sequence it is
     1 - prod(1 - beta_i), and the ratio of the two goes into the learning rate. The product lives in the optimizer's
     own state, so that it is saved.
+
+    >>> optimizer = sgd([nn.Parameter(torch.zeros(1))], lr=1.0)
+    >>> set_rates(optimizer, eta=0.1, beta=0.75)
+    >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]
+    (0.1, 0.25)
     """
     for group in optimizer.param_groups:
         group["lr"] = eta

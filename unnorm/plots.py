@@ -26,11 +26,12 @@ def picture(path: Path, density: Density, train: Tensor, test: Tensor, columns: 
     drawn = len(train) if width <= 2 else min(SHOWN, max(len(train), 500))
     samples = density.sample(drawn, generator=torch.Generator().manual_seed(0))
     plain = tuple(name.replace("$", r"\$") for name in columns)  # a dollar sign would start a formula
-    figure = draw(density, train, test, samples, plain)
-    figure.suptitle(title.replace("$", r"\$"))
-    FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a font without the letters of some column's name
+        warnings.filterwarnings("ignore", message="invalid value")  # a histogram of a model that lies elsewhere
+        figure = draw(density, train, test, samples, plain)
+        figure.suptitle(title.replace("$", r"\$"))
+        FigureCanvasAgg(figure)
         figure.savefig(path, dpi=110)
 
 

@@ -32,6 +32,7 @@ class Points(NamedTuple):
     width: int  # columns of the file, before any were left out
     places: tuple[int, ...]  # where the columns stand in the file
     truth: Toy | None
+    dropped: int = 0  # rows left out because they were not finite
 
 
 def prepare(job: Job) -> Points:
@@ -50,6 +51,7 @@ def _toy_points(job: Job) -> Points:
 
 def _table_points(job: Job) -> Points:
     table, places, width = _read(job)
+    dropped = len(table.values) - table.rows
     order = np.arange(table.rows, dtype=np.int32 if table.rows < 2**31 else np.int64)
     np.random.default_rng(job.training.seed).shuffle(order)
     if table.kept is not None:
@@ -61,7 +63,8 @@ def _table_points(job: Job) -> Points:
     test, validation, train = (
         Rows(table.values, np.sort(part)) for part in np.split(order, [tested, tested + validated])
     )
-    return Points(train, test, validation if validated else None, table.columns, table.named, width, places, None)
+    kept_out = validation if validated else None
+    return Points(train, test, kept_out, table.columns, table.named, width, places, None, dropped)
 
 
 def _read(job: Job) -> tuple[tables.Table, tuple[int, ...], int]:
@@ -118,14 +121,15 @@ def points_for_scoring(
 
 def _matching(table: tables.Table, data: str, config: Mapping[str, Any]) -> tables.Table:
     names, places, width = config["columns"], config["places"], config["width"]
-    if table.named and config["named"]:
-        if missing := [name for name in names if name not in table.columns]:
-            raise DataError(f"'{data}' lacks columns the model was fitted on: {_some(missing)}.")
+    if table.named and set(names) <= set(table.columns):
         return tables.select(table, names)
-    if len(table.columns) == len(names):
-        return table
+    if table.named and config["named"]:
+        missing = [name for name in names if name not in table.columns]
+        raise DataError(f"'{data}' lacks columns the model was fitted on: {_some(missing)}.")
     if len(table.columns) == width:
         return table._replace(values=table.values[:, places], columns=tuple(names))
+    if len(table.columns) == len(names):
+        return table
     raise DataError(
         f"'{data}' has {len(table.columns)} columns; the model was fitted on {len(names)} ({_some(names)})."
     )

@@ -33,6 +33,8 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, name in (("train_nll", "train NLL"), ("noise_nll", "test NLL of the noise alone")):
         if result.get(key) is not None:
             lines.append((name, f"{result[key]:.4f} nats"))
+    if result.get("rows", {}).get("dropped"):
+        lines.append(("rows left out", f"{result['rows']['dropped']:,} (NaN or infinity)"))
     for method, found in result["log_z"].items():
         text = f"{_number(found['value'])} ± {_number(found['stderr'])}"
         if method == "importance":

@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ from unnorm.progress import Progress
 from unnorm.training import Training
 from unnorm.types import History, LogDensity
 
-__all__ = ["CHECKPOINT", "HISTORY", "fit", "step"]
+__all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "fit", "step"]
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
@@ -95,7 +95,8 @@ def fit(
         data: a tensor of shape (n, *event), or any RowSource.
         training: how to train.
         validation: rows kept out of training; their objective goes into the history and decides for iterate="best".
-        rates: sequences for eta, beta and gamma in place of those `training.schedule` names.
+        rates: sequences for eta, beta and gamma in place of those `training.schedule` names. A checkpoint holds
+            neither these nor `validation`: to resume, give the same again.
         generator: draws batches and noise, on the fabric's device; seeded with `training.seed` when None.
         fabric: device, precision and processes; one process on the CPU when None.
         folder: where to write the history and checkpoints; nothing is written when None.
@@ -152,7 +153,7 @@ class _Run:
         self.training, self.fabric, self.folder = training, fabric, folder
         self.rates = rates or training.rates()
         self.model, self.estimator = model.train(), estimator.train()
-        self.settings = {"estimator": type(estimator).__name__, **estimator.settings}
+        self.settings = estimator.settings
         self.optimizer = OPTIMIZERS[training.optimizer](parameters, training.lr, training.beta)
         self.wrapped, self.wrapped_optimizer = fabric.setup(model, self.optimizer)
         self.dtype = parameters[0].dtype
@@ -202,7 +203,7 @@ class _Run:
             raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
         self.t, self.seconds = t, self.seconds + time.perf_counter() - began
         last = t == self.training.steps
-        validating = self.validation is not None and (last or t % self.training.validate_every == 0)
+        validating = self.validation is not None and t % self.training.validate_every == 0
         logging = last or validating or t == 1 or t % self.training.log_every == 0
         if logging or bar.due():
             numbers = {name: float(value) for name, value in info.items()}
@@ -239,7 +240,8 @@ class _Run:
                 file.write(json.dumps(record) + "\n")
 
     def save(self) -> None:
-        """Replace the folder's checkpoint by the present state."""
+        """Replace the folder's checkpoint by the present state, unless that is broken."""
+        self._check_parameters()
         if self.folder is None:
             return
         generators = self.generator.get_state()[None]
@@ -261,13 +263,17 @@ class _Run:
         if self.t == 0:
             (self.folder / HISTORY).write_text("")
 
+    def _check_parameters(self) -> None:
+        if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
+            raise NonFiniteObjective(f"After step {self.t} the parameters are not finite. Lower the learning rate.")
+
     def load(self) -> None:
         """Continue from the folder's checkpoint."""
         if self.folder is None:
             raise InvalidValue("To resume, give the folder that holds the checkpoint.")
         path = self.folder / CHECKPOINT
         tensors, note = read_tensors(path)
-        self._same_training(note)
+        check_resumable(note, self.training, self.settings)
         try:
             self.model.load_state_dict(section(tensors, "model"))
             self.estimator.load_state_dict(section(tensors, "estimator"))
@@ -283,20 +289,6 @@ class _Run:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
             write_atomically(self.folder / HISTORY, lines.encode())
 
-    def _same_training(self, note: dict[str, Any]) -> None:
-        """Refuse to resume with other settings; only what leaves the past untouched may change."""
-        free = {"log_every", "checkpoint_every"}
-        if self.training.schedule != "cosine":
-            free.add("steps")
-        before, now = note["training"] | note["settings"], asdict(self.training) | self.settings
-        for name in sorted((before.keys() | now.keys()) - free):
-            if (old := before.get(name)) != (new := now.get(name)):
-                raise InvalidValue(f"This run was started with {name} = {old}; it cannot resume with {new}.")
-        if note["step"] > self.training.steps:
-            raise InvalidValue(
-                f"This run has done {note['step']} steps already; it cannot resume to {self.training.steps}."
-            )
-
     def finish(self) -> History:
         """Save, and hand back the chosen iterate; after Ctrl-C, save and say so."""
         if self.t % self.training.checkpoint_every or self.t == 0:
@@ -306,10 +298,21 @@ class _Run:
             raise Interrupted(f"Stopped after step {self.t} of {self.training.steps}. {kept}.")
         self.estimator.set_gamma(None)
         self.iterates.restore(self.model)
-        if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
-            raise NonFiniteObjective(f"After step {self.t} the parameters are not finite. Lower the learning rate.")
         self.model.eval(), self.estimator.eval()
         return History(self.records)
+
+
+def check_resumable(note: Mapping[str, Any], training: Training, settings: Mapping[str, Any]) -> None:
+    """Refuse to resume a checkpoint with other settings; only what leaves the past untouched may change."""
+    free = {"log_every", "checkpoint_every"}
+    if training.schedule != "cosine":
+        free.add("steps")
+    before, now = note["training"] | note["settings"], asdict(training) | dict(settings)
+    for name in sorted((before.keys() | now.keys()) - free):
+        if (old := before.get(name)) != (new := now.get(name)):
+            raise InvalidValue(f"This run was started with {name} = {old}; it cannot resume with {new}.")
+    if note["step"] > training.steps:
+        raise InvalidValue(f"This run has done {note['step']} steps already; it cannot resume to {training.steps}.")
 
 
 @contextmanager

@@ -15,7 +15,12 @@ ELEMENTS = 2**17  # numbers held at once while passing over the data: 1 MB in fl
 
 
 class RowSource(Protocol):
-    """What training and fitting read from: a tensor, or anything indexed by a tensor (on the CPU) like one."""
+    """What training and fitting read from: a tensor, or anything indexed by a tensor (on the CPU) like one.
+
+    >>> rows: RowSource = torch.arange(6.0).view(3, 2)
+    >>> rows[torch.tensor([2])]
+    tensor([[4., 5.]])
+    """
 
     def __len__(self) -> int: ...
 
@@ -81,11 +86,15 @@ def moments(data: RowSource) -> Moments:
         raise DataError("The data have no rows.")
     first = next(chunks(data, 1))[0].double().cpu()
     # Shifting by the first row keeps an exactly constant coordinate exactly constant.
-    shift = sum((chunk.double().cpu() - first).sum(0) for chunk in chunks(data)) / n
+    shift = torch.zeros_like(first)
+    for chunk in chunks(data):
+        shift += (chunk.double().cpu() - first).sum(0) / n
     constant = torch.ones_like(first, dtype=torch.bool)
     variance = torch.zeros_like(first)
     for chunk in chunks(data):
         centred = chunk.double().cpu() - first
         constant &= (centred == 0).all(0)
         variance += (centred - shift).square().sum(0)
+    if not torch.isfinite(shift).all() and torch.isfinite(first).all():
+        raise DataError("The data contain NaN or infinity, or numbers too large to add up.")
     return Moments(n, first + shift, variance / n, constant)

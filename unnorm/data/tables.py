@@ -72,7 +72,7 @@ def read(path: Path, *, key: str | None = None) -> Table:
     except OSError as problem:
         raise DataError(f"Cannot read '{path.name}': {problem}.") from problem
     if table.rows == 0 or table.values.shape[1] == 0:
-        raise DataError(f"'{path.name}' has no rows.")
+        raise DataError(f"'{path.name}' has no {'rows' if table.rows == 0 else 'columns'}.")
     return table
 
 
@@ -86,6 +86,8 @@ def select(table: Table, columns: Sequence[str]) -> Table:
             places.append(int(name))
         else:
             raise InvalidValue(unknown("column", name, table.columns))
+    if len(set(places)) < len(places):
+        raise InvalidValue(f"Each column can be chosen once. Got {', '.join(columns)}.")
     return table._replace(values=table.values[:, places], columns=tuple(table.columns[place] for place in places))
 
 
@@ -129,7 +131,7 @@ def _array(values: np.ndarray, name: str, columns: tuple[str, ...] | None = None
     if values.ndim != 2:
         raise DataError(f"'{name}' has shape {values.shape}; a table is rows by columns.")
     if columns is None:
-        return Table(values, tuple(str(place) for place in range(values.shape[1])), False)
+        return Table(values, tuple(f"column{place}" for place in range(values.shape[1])), False)
     _unique(columns, name)
     return Table(values, columns, True)
 
@@ -143,7 +145,7 @@ def _read_npy(path: Path, key: str | None) -> Table:
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as problem:
-        raise DataError(f"'{path.name}' is not a complete .npy file of numbers ({problem}).") from problem
+        raise DataError(f"'{path.name}' is not a complete .npy file of numbers.") from problem
     return _array(values, path.name)
 
 
@@ -161,7 +163,7 @@ def _read_npz(path: Path, key: str | None) -> Table:
     except DataError:
         raise
     except Exception as problem:  # numpy raises whatever zipfile, zlib or its own parser raised
-        raise DataError(f"'{path.name}' is not a complete .npz file of numbers ({problem}).") from problem
+        raise DataError(f"'{path.name}' is not a complete .npz file of numbers.") from problem
 
 
 def _read_parquet(path: Path, key: str | None) -> Table:
@@ -256,7 +258,7 @@ def _parse_csv(
             if _is_number(cell):
                 row.append(_number(cell))
                 continue
-            column = header[place] if header else str(place)
+            column = header[place] if header else f"column{place}"
             said = f"Column '{column}' of '{name}' is not numeric: line {reader.line_num} has '{cell.strip()[:40]}'."
             words.setdefault(column, said)
             row.append(float("nan"))

@@ -38,4 +38,4 @@ class Estimator(nn.Module, ABC):
     @property
     def settings(self) -> dict[str, str | int | None]:
         """What it was made with, as plain values: a run resumes only with the same."""
-        return {}
+        return {"estimator": type(self).__name__}

@@ -27,6 +27,9 @@ def meco_surrogate(log_p_data: Tensor, log_w: Tensor, log_u: Tensor) -> Tensor:
         log_p_data: log p~ at the data, (..., n).
         log_w: log p~ - log q at the noise, (..., n_noise).
         log_u: the tracked log u after this batch's update, (...).
+
+    >>> meco_surrogate(torch.zeros(3, 5), torch.zeros(3, 7), torch.zeros(3))     # three replicas at once
+    tensor([1., 1., 1.])
     """
     weights = torch.exp(log_w - log_u.detach().unsqueeze(-1))
     return weights.mean(-1) - log_p_data.mean(-1)
@@ -43,6 +46,9 @@ class MECO(Estimator):
         n_noise: noise draws per step; as many as there are data when None.
         gamma: the rate of the moving average, in (0, 1]; the paper's 0.1 when None.
         tracker: "ema" (the paper), "minibatch", "scent", "umax", or a Tracker.
+
+    In eval mode nothing is tracked: the batch's own mean weight normalises it, so that models can be compared on the
+    same draws.
 
     `info` has `value` (the tracked negative log-likelihood), `log_u`, and `ess`, the effective share of the
     noise draws, in (0, 1].
@@ -88,25 +94,28 @@ class MECO(Estimator):
 
     @property
     def settings(self) -> dict[str, str | int | None]:
-        return {"tracker": repr(self.tracker), "n_noise": self.n_noise}
+        return {**super().settings, "tracker": repr(self.tracker), "n_noise": self.n_noise}
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         z = self.noise.sample(self.n_noise or len(x), generator=generator)
+        if x.shape[1:] != z.shape[1:]:
+            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
         with torch.no_grad():
             log_q = self.noise.log_prob(z)
         log_p_data, log_p_noise = log_density(model, torch.cat([x, z.to(x.dtype)])).split([len(x), len(z)])
         log_w = log_p_noise - log_q
 
         log_mean_w = _across_processes(log_mean_exp(log_w.detach()))
-        log_u = torch.where(self.started, self._now(self.log_u, log_mean_w), log_mean_w)
-        if self.training:  # a non-finite batch raises in `step`; it must not spoil what was tracked before
-            usable = torch.isfinite(log_u)
-            self.log_u.copy_(torch.where(usable, log_u, self.log_u))
-            self.started.logical_or_(usable)
-
+        log_u = log_mean_w
+        if self.training:
+            log_u = torch.where(self.started, self._now(self.log_u, log_mean_w), log_mean_w)
         with torch.no_grad():
             ess = effective_sample_size(log_w) / len(log_w)
             value = log_u - log_p_data.mean()
+            if self.training:  # a non-finite batch raises in `step`; it must not spoil what was tracked before
+                usable = torch.isfinite(value)
+                self.log_u.copy_(torch.where(usable, log_u, self.log_u))
+                self.started.logical_or_(usable)
         return Objective(
             meco_surrogate(log_p_data, log_w, log_u),
             {"value": value, "log_u": log_u.clone(), "ess": ess},

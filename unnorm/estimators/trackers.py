@@ -17,7 +17,14 @@ __all__ = ["EMA", "SCENT", "TRACKERS", "Minibatch", "Tracker", "UMax"]
 
 
 class Tracker(ABC):
-    """Maps the tracked log u and the batch's log-mean-weight to the next log u, elementwise."""
+    """Maps the tracked log u and the batch's log-mean-weight to the next log u, elementwise.
+
+    >>> class Greatest(Tracker):
+    ...     def __call__(self, log_u, log_mean_w):
+    ...         return torch.maximum(log_u, log_mean_w)
+    >>> Greatest()(torch.tensor(0.0), torch.tensor(2.0))
+    tensor(2.)
+    """
 
     @abstractmethod
     def __call__(self, log_u: Tensor, log_mean_w: Tensor) -> Tensor: ...

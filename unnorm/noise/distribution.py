@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Transform
 
+from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
 
 __all__ = ["DistributionNoise", "from_distribution"]
@@ -24,6 +25,8 @@ def from_distribution(distribution: Distribution) -> "DistributionNoise":
     >>> q.sample(3, generator=torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
     """
+    if not isinstance(distribution, Distribution):
+        raise InvalidValue(f"from_distribution takes a torch.distributions object. Got {type(distribution).__name__}.")
     return DistributionNoise(distribution)
 
 
