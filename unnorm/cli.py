@@ -93,6 +93,7 @@ def fit(
     from unnorm.jobs import Job, load_job, run
     from unnorm.training import Training
 
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its hints are for its own users
     if resume is not None:
         given = [name for name in context.params if _was_given(context, name)]
         if others := [name for name in sorted(given) if name not in ("resume", "steps", "as_json")]:
@@ -318,7 +319,6 @@ def _say(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: one line and exit code 2 for a user's mistake, a traceback only for a bug of ours."""
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its hints are for its own users
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
