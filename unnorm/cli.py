@@ -213,8 +213,8 @@ def sample(
     from unnorm.folders import CONFIG, read_json
 
     density = Density.load(model)
-    if not 0 <= seed < 2**63:
-        raise InvalidValue(f"The seed must be an integer from 0 to 2^63 - 1. Got {seed}.")
+    if not 0 <= seed < 2**62:
+        raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
     points = density.sample(n, generator=torch.Generator().manual_seed(seed)).flatten(1).numpy()
     config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]

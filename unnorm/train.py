@@ -176,6 +176,13 @@ class _Run:
             raise InvalidValue(f"The generator lives on '{given.device}', the training on '{device}'.")
         return given
 
+    def _batch(self) -> Tensor:
+        """Rows drawn uniformly, with replacement, as Algorithm 1 draws them."""
+        shape, device = (self.training.batch,), self.generator.device
+        index = torch.randint(len(self.data), shape, generator=self.generator, device=device)
+        rows = self.data[index if isinstance(self.data, Tensor) else index.cpu()]
+        return rows.to(device=self.fabric.device, dtype=self.dtype)
+
     def advance(self, bar: Progress) -> None:
         """One step, and whatever is due after it."""
         t, began = self.t + 1, time.perf_counter()
@@ -184,11 +191,7 @@ class _Run:
         if self.rates.gamma:
             self.estimator.set_gamma(self.rates.gamma(t))
         self.iterates.observe(self.model, generator=self.generator)
-        index = torch.randint(
-            len(self.data), (self.training.batch,), generator=self.generator, device=self.generator.device
-        )
-        rows = self.data[index if isinstance(self.data, Tensor) else index.cpu()]
-        x = rows.to(device=self.fabric.device, dtype=self.dtype)
+        x = self._batch()
         try:
             with _default_dtype(self.dtype):
                 info = step(

@@ -55,8 +55,8 @@ class Training:
             if not isinstance(value, int) or value < 1:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
         choose("optimizer", self.optimizer, OPTIMIZERS)([nn.Parameter(torch.zeros(1))], self.lr, self.beta)
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^63 - 1. Got {self.seed}.")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**62:
+            raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^62 - 1. Got {self.seed}.")
         for what, value, known in (("schedule", self.schedule, SCHEDULES), ("iterate", self.iterate, ITERATES)):
             if value not in known:
                 raise InvalidValue(unknown(what, value, known))
