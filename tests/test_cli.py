@@ -261,6 +261,7 @@ MISTAKES = {
     "output is a file": (["fit", "t.csv", "--out", "t.csv"], "is a file, not a folder"),
     "output unwritable": (["fit", "t.csv", "--out", "/proc/nowhere/run"], "cannot be written"),
     "column": (["fit", "t.csv", "--columns", "a,z"], "Unknown column 'z'"),
+    "no columns": (["fit", "t.csv", "--columns", ""], "Unknown column ''"),
     "resume nothing": (["fit", "--resume", "taken"], "There is no run to resume at 'taken'"),
     "resume and options": (["fit", "t.csv", "--resume", "taken", "--lr", "3"], "leave out data, lr"),
     "seed": (["fit", "t.csv", "--seed", "-1"], "'seed' of Training must be"),
@@ -373,10 +374,11 @@ def test_reordered_columns_of_a_nameless_table(capsys):
     fitted_nll = json.loads(capsys.readouterr().out)["train_nll"]
     assert unnorm("score", "run", "t.npy", "--json") == 0
     assert abs(json.loads(capsys.readouterr().out)["nll"] - fitted_nll) < 0.5
-    assert unnorm("sample", "run", "-n", "200", "--out", "s.csv") == 0
-    capsys.readouterr()
-    assert unnorm("score", "run", "s.csv", "--json") == 0
-    assert abs(json.loads(capsys.readouterr().out)["nll"] - fitted_nll) < 0.5
+    for name in ("s.csv", "s.npy"):
+        assert unnorm("sample", "run", "-n", "200", "--out", name) == 0
+        capsys.readouterr()
+        assert unnorm("score", "run", name, "--json") == 0
+        assert abs(json.loads(capsys.readouterr().out)["nll"] - fitted_nll) < 0.5
 
 
 def test_scores_that_are_not_finite_are_mentioned(fitted, capsys):
@@ -388,7 +390,7 @@ def test_scores_that_are_not_finite_are_mentioned(fitted, capsys):
 def test_few_distinct_values_are_not_trusted(capsys):
     rng = np.random.default_rng(0)
     assert unnorm("fit", table("t.csv", rng.integers(0, 2, (300, 2)).astype(float)), *SMALL) == 0
-    assert "2 columns take few distinct values" in capsys.readouterr().out
+    assert "2 columns repeat values" in capsys.readouterr().out
 
 
 def test_too_little_memory_is_one_line(capsys, monkeypatch):
@@ -398,6 +400,13 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("unnorm.jobs.run", full)
     assert unnorm("fit", "moons") == 2
     assert "Not enough memory: " in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::unnorm.errors.ShrinkageWarning")
+def test_a_copied_column_is_not_trusted(capsys):
+    x = points(d=2)
+    assert unnorm("fit", table("t.csv", np.column_stack([x, x[:, 0]])), *SMALL) == 0
+    assert "linear function of the others" in capsys.readouterr().out
 
 
 def test_extension_is_remembered(capsys):

@@ -172,7 +172,7 @@ class TestDiagnostics:
                 "known to 1e-06 nats by a grid",
             ),
             ({"importance": good}, {"test_nll": math.nan}, "DISTRUST", "the test NLL is nan"),
-            ({"importance": good}, {"test_nll": 3.0, "discrete": 2}, "CARE", "2 columns take few distinct values"),
+            ({"importance": good}, {"test_nll": 3.0, "discrete": 2}, "CARE", "2 columns repeat values"),
             ({"importance": good}, {"test_nll": 3.0, "test_rows": 4}, "CARE", "4 test rows say little"),
             ({"importance": good, "grid": on_grid._replace(stderr=math.inf)}, {}, "DISTRUST", "may be infinite"),
             ({"importance": good}, {"test_nll": 3.0, "noise_nll": 2.9}, "CARE", "no better than its noise"),

@@ -118,7 +118,7 @@ def fit(
         job = Job(
             data=data,
             key=key,
-            columns=tuple(name.strip() for name in columns.split(",")) if columns else None,
+            columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
             drop_nonfinite=drop_nonfinite,
             drop_constant=drop_constant,
             n=n,
@@ -218,14 +218,19 @@ def sample(
     points = density.sample(n, generator=torch.Generator().manual_seed(seed)).flatten(1).numpy()
     config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]
+    order = list(range(points.shape[1]))
     if config.exists():
-        names = read_json(config, {"columns"})["columns"]
+        facts = read_json(config, {"columns", "places", "width"})
+        names = facts["columns"]
+        # A nameless .npy is matched by place when scored: there the columns stand where the fitted file had them.
+        if len(names) == facts["width"]:
+            order = sorted(range(len(names)), key=facts["places"].__getitem__)
     if as_json:
         _print_json({"n": n, "columns": names, "samples": points.tolist()})
     elif out is None:
         _write_csv(sys.stdout, points, names)
     if out is not None:
-        _write_table(out, points, names, force)
+        _write_table(out, points[:, order] if out.suffix == ".npy" else points, names, force)
 
 
 @app.command(epilog="Example: unnorm info runs/8gaussians --json")

@@ -89,8 +89,8 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
 
     Args:
         log_z: estimates by method; "importance" always, "grid" in one and two dimensions.
-        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; and `discrete`, the number
-            of columns with few distinct values.
+        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; `discrete`, the number of
+            columns that repeat values; `singular`, whether some column depends linearly on others.
 
     >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
     >>> verdict({"importance": good}).level
@@ -157,8 +157,10 @@ def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importa
         doubts.append(f"{rows:.0f} test rows say little about the likelihood")
     if noise is not None and test > noise:
         doubts.append(f"the model's test NLL {test:.3f} is no better than its noise's {noise:.3f}")
+    if numbers.get("singular"):
+        doubts.append("some column is a linear function of the others: such rows have no density")
     if (discrete := numbers.get("discrete", 0)) > 0:
-        doubts.append(f"{discrete:.0f} columns take few distinct values: a density of them has no natural scale")
+        doubts.append(f"{discrete:.0f} columns repeat values: a density of them has no natural scale")
     if train is not None and test - train > max(0.1, 3 * stderr):
         doubts.append(
             f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "

@@ -97,8 +97,18 @@ def _standardize(points: Points) -> Standardize:
 
 
 def _discrete(rows: torch.Tensor) -> int:
-    """How many columns take so few values that most rows share theirs with many others."""
-    return sum(len(column.unique()) < 0.05 * len(column) for column in rows.T) if len(rows) >= 100 else 0
+    """How many columns repeat values: one value in a twentieth of the rows, or fewer values than half the rows."""
+    if len(rows) < 100:
+        return 0
+    counts = [column.unique(return_counts=True)[1] for column in rows.T]
+    return sum(bool(count.max() > 0.05 * len(rows) or len(count) < 0.5 * len(rows)) for count in counts)
+
+
+def _singular(rows: torch.Tensor) -> int:
+    """1 where some column is a linear function of the others, so that the rows have no density; else 0."""
+    if not 2 <= rows.shape[1] <= 1000 or len(rows) <= rows.shape[1]:
+        return 0
+    return int(torch.linalg.eigvalsh(torch.corrcoef(rows.T.double()))[0] < 1e-9)
 
 
 def _near(rows: RowSource, device: torch.device) -> RowSource:
@@ -122,6 +132,7 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
         "noise_nll": nll(log_probs(density.noise_log_prob, points.test)).value,
     }
     numbers["discrete"] = _discrete(points.train[some])
+    numbers["singular"] = _singular(points.train[some])
     judged = verdict(density.log_zs, numbers)
     result: dict[str, Any] = {
         "data": Path(job.data).name,
