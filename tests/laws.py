@@ -5,7 +5,24 @@ from collections.abc import Callable
 import torch
 from torch import distributions as td
 
-from unnorm.estimators import EMA, MECO, SCENT, Estimator, Minibatch, UMax
+from unnorm.estimators import (
+    EMA,
+    ENCE,
+    MECO,
+    NCE,
+    SCENT,
+    SNL,
+    ConditionalNCE,
+    ContrastiveDivergence,
+    DenoisingScoreMatching,
+    Estimator,
+    MCMCLikelihood,
+    Minibatch,
+    PersistentCD,
+    ScoreMatching,
+    SlicedScoreMatching,
+    UMax,
+)
 from unnorm.models import MLP, Quadratic, Tilted
 from unnorm.noise import Gaussian, Noise, from_distribution
 
@@ -51,6 +68,19 @@ ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {
     "meco scent": lambda q: MECO(q, tracker=SCENT()),
     "meco umax": lambda q: MECO(q, tracker=UMax()),
     "meco more noise": lambda q: MECO(q, n_noise=37, tracker=EMA(0.5)),
+    "nce": lambda q: NCE(q),
+    "nce more noise": lambda q: NCE(q, nu=2.5),
+    "ence": lambda q: ENCE(q, nu=2),
+    "snl": lambda q: SNL(q),
+    "mcmc": lambda q: MCMCLikelihood(q, n_steps=3, buffer_size=50, restart=0.2),
+    "mcmc unadjusted": lambda q: MCMCLikelihood(q, n_steps=3, buffer_size=50, step_size=0.01, noise_scale=0.05),
+    "cd": lambda q: ContrastiveDivergence(q, n_steps=2),
+    "cd one step, no judge": lambda q: ContrastiveDivergence(n_steps=1, step_size=0.05, regulariser=0.01),
+    "pcd": lambda q: PersistentCD(q, n_chains=30, n_steps=2, bounds=(-6.0, 6.0)),
+    "sm": lambda q: ScoreMatching(),
+    "ssm": lambda q: SlicedScoreMatching(n_slices=2),
+    "dsm": lambda q: DenoisingScoreMatching(sigma=0.3),
+    "cnce": lambda q: ConditionalNCE(sigma=0.7, kappa=3),
 }
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
-    "errors", "names", "types", "data", "noise", "models", "samplers", "estimators", "optim", "iterates", "training",
-    "checkpoint", "progress", "train", "device", "diagnostics", "partition", "architecture", "archive", "density",
-    "metrics", "plots", "settings", "folders", "points", "report", "jobs", "cli", "__main__",
+    "errors", "names", "types", "diagnostics", "data", "noise", "models", "samplers", "estimators", "optim", "iterates",
+    "training", "checkpoint", "progress", "health", "train", "device", "partition", "architecture", "archive",
+    "draws", "density", "metrics", "plots", "settings", "folders", "points", "report", "jobs", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -58,15 +58,37 @@ def fit(
     hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "300,300,300",
     activation: Annotated[str, typer.Option(help="silu, relu, leaky-relu, elu, gelu, softplus or tanh.")] = "silu",
     noise: Annotated[str, typer.Option(help="gaussian, gaussian-diagonal or gaussian-low-rank.")] = "gaussian",
-    estimator: Annotated[str, typer.Option(help="meco.")] = "meco",
+    estimator: Annotated[str, typer.Option(help="meco, nce, ence, snl, mcmc, cd, pcd, sm, ssm, dsm or cnce.")] = "meco",
     gamma: Annotated[float | None, typer.Option(help="MECO's tracker rate, in (0, 1]. [default: 0.1]")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the new gradient, in (0, 1]. [default: 0.9]")] = None,
-    tracker: Annotated[str, typer.Option(help="ema (the paper), minibatch, scent or umax.")] = "ema",
-    n_noise: Annotated[int | None, typer.Option(help="Noise draws per step. [default: the batch]")] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Weight of the new gradient, in (0, 1]. [default: 0.9; ngd: 1]")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="MECO's: ema (the paper), minibatch, scent or umax. [default: ema]")
+    ] = None,
+    n_noise: Annotated[int | None, typer.Option(help="meco, snl: noise draws per step. [default: the batch]")] = None,
+    nu: Annotated[float | None, typer.Option(help="nce, ence: noise draws per data point. [default: 1]")] = None,
+    n_steps: Annotated[
+        int | None, typer.Option(help="mcmc, cd, pcd: Langevin steps. [default: 20 for mcmc, else 10]")
+    ] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="mcmc, cd, pcd: of plain Langevin steps. [default: adjusted steps, tuned]")
+    ] = None,
+    noise_scale: Annotated[
+        float | None, typer.Option(help="With --step-size: the noise of a Langevin step. [default: sqrt(2 step size)]")
+    ] = None,
+    n_chains: Annotated[int | None, typer.Option(help="pcd: how many chains. [default: the batch]")] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="mcmc: points in the replay buffer. [default: 10000]")] = None,
+    restart: Annotated[float | None, typer.Option(help="mcmc: share of chains begun anew. [default: 0.05]")] = None,
+    n_slices: Annotated[int | None, typer.Option(help="ssm: random directions per point. [default: 1]")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="dsm, cnce: noise around each point, in spreads. [default: 0.1, 0.5]")
+    ] = None,
+    kappa: Annotated[int | None, typer.Option(help="cnce: noise points per data point. [default: 1]")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimization steps. [default: 2500]")] = None,
     batch: Annotated[int, typer.Option(help="Data points per step.")] = 500,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    optimizer: Annotated[str, typer.Option(help="adam, sgd, or ngd (normalised gradients).")] = "adam",
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
     ] = "cosine",
@@ -86,6 +108,7 @@ def fit(
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="32, 64 or bf16 (mixed).")] = "32",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop where the health monitor would only warn.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a density to points; write a folder with the model, its numbers, a picture and a report."""
@@ -109,7 +132,7 @@ def fit(
             batch=batch,
             lr=lr,
             optimizer=optimizer,
-            beta=Training.beta if beta is None else beta,
+            beta=beta,
             schedule=schedule,
             mu=mu,
             iterate=iterate,
@@ -131,6 +154,17 @@ def fit(
             gamma=gamma,
             tracker=tracker,
             n_noise=n_noise,
+            nu=nu,
+            n_steps=n_steps,
+            step_size=step_size,
+            noise_scale=noise_scale,
+            n_chains=n_chains,
+            buffer_size=buffer_size,
+            restart=restart,
+            n_slices=n_slices,
+            sigma=sigma,
+            kappa=kappa,
+            strict=strict,
             n_importance=n_importance,
             device=device,
             precision=precision,
@@ -215,7 +249,8 @@ def sample(
     density = Density.load(model)
     if not 0 <= seed < 2**62:
         raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
-    points = density.sample(n, generator=torch.Generator().manual_seed(seed)).flatten(1).numpy()
+    draws = density.draws(n, generator=torch.Generator().manual_seed(seed))
+    points = draws.x.flatten(1).numpy()
     config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]
     order = list(range(points.shape[1]))
@@ -226,11 +261,14 @@ def sample(
         if len(names) == facts["width"]:
             order = sorted(range(len(names)), key=facts["places"].__getitem__)
     if as_json:
-        _print_json({"n": n, "columns": names, "samples": points.tolist()})
+        facts = {"method": draws.method, "r_hat": draws.r_hat, "ess": draws.ess, "acceptance": draws.acceptance}
+        _print_json({"n": n, "columns": names, **facts, "samples": points.tolist()})
     elif out is None:
         _write_csv(sys.stdout, points, names)
     if out is not None:
         _write_table(out, points[:, order] if out.suffix == ".npy" else points, names, force)
+    if not as_json:
+        typer.echo(draws.line(), err=True)
 
 
 @app.command(epilog="Example: unnorm info runs/8gaussians --json")

@@ -13,13 +13,14 @@ from unnorm import archive
 from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import believable, preferred
-from unnorm.errors import BrokenFile, InvalidValue, WeightsWarning
+from unnorm.diagnostics import R_HAT_LIMIT, believable, preferred
+from unnorm.draws import STARTS, Draws, by_hmc
+from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise
 from unnorm.partition.grid import CELLS, Grid, bounding_box, evaluate, mass_outside, summary
 from unnorm.partition.importance import importance, log_weights
-from unnorm.types import LogZ, effective_sample_size, log_density
+from unnorm.types import LogZ, log_density
 
 __all__ = ["Density"]
 
@@ -113,15 +114,35 @@ class Density(nn.Module):
         return (self.noise.log_prob(z.to(self._like())) + log_det).to(x.dtype)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """`n` draws, in float64: the user's units may need it.
+        """`n` draws, in float64: the user's units may need it. `draws` also says how good they are."""
+        return self.draws(n, generator=generator).x
 
-        In one and two dimensions from the grid's cells, uniform within a cell; above, by importance resampling.
+    def draws(self, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        """`n` draws and how they were made.
+
+        In one and two dimensions from the grid's cells, uniform within a cell. Above, by Hamiltonian Monte Carlo from
+        importance-resampled starts: many chains, tuned together, with R-hat and effective sample size; chains that
+        did not mix warn with `MixingWarning`.
         """
         if n < 1:
             raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
+        if self._has_grid():
+            with torch.no_grad():
+                found = Draws.exact(self._sample_grid(n, generator))
+        else:
+            with torch.no_grad():
+                near = self._resample(STARTS, generator)
+            found = by_hmc(self.model, near, n, generator=generator)
         with torch.no_grad():
-            z = self._sample_grid(n, generator) if self._has_grid() else self._resample(n, generator)
-            return self.transform.inverse(z.double())
+            found = found._replace(x=self.transform.inverse(found.x.double()))
+        if found.r_hat > R_HAT_LIMIT:
+            warnings.warn(
+                f"The chains did not mix: R-hat is {found.r_hat:.2f}, above {R_HAT_LIMIT}, and {n} draws are worth "
+                f"{found.ess:.0f} independent ones. Groups of samples may have the wrong weights.",
+                MixingWarning,
+                stacklevel=2,
+            )
+        return found
 
     def _like(self) -> Tensor:
         """A tensor of the dtype and on the device that the model computes with."""
@@ -157,19 +178,12 @@ class Density(nn.Module):
         return grid.centres(place + within)
 
     def _resample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """Noise draws chosen by their weights: roughly samples of the model, where chains can start."""
         found = self.log_zs["importance"]
         wanted = math.ceil(4 * n * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
         z, log_w = log_weights(self.model, self.noise, draws, generator=generator, keep=True)
         assert z is not None
-        ess = float(effective_sample_size(log_w))
-        if ess < n:
-            warnings.warn(
-                f"The weights of {draws} noise draws amount to {ess:.0f} independent ones: "
-                f"many of the {n} samples repeat. A noise closer to the data would help.",
-                WeightsWarning,
-                stacklevel=3,
-            )
         return z[torch.multinomial(torch.softmax(log_w, 0), n, replacement=True, generator=generator)]
 
     def save(self, folder: Path | str) -> None:

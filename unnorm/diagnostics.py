@@ -1,21 +1,34 @@
-"""Can the weights be trusted? Effective sample size, Pareto k, and the verdict in words."""
+"""Can the numbers be trusted? Effective sample size, Pareto k, R-hat, and the verdict in words."""
 
 import math
 import warnings
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 from torch import Tensor
 
 from unnorm.types import LogZ, effective_sample_size
 
-__all__ = ["KHAT_LIMIT", "Verdict", "believable", "effective_sample_size", "pareto_khat", "preferred", "verdict"]
+__all__ = [
+    "KHAT_LIMIT",
+    "R_HAT_LIMIT",
+    "Verdict",
+    "believable",
+    "chain_ess",
+    "effective_sample_size",
+    "pareto_khat",
+    "preferred",
+    "r_hat",
+    "verdict",
+]
 
 LEAST_TEST_ROWS = 30
 LEAST_ESS = 100  # fewer effective draws cannot tell their own error
 GRID_LIMIT = 0.05  # nats: a grid's own error estimate up to here is good
+R_HAT_LIMIT = 1.05  # Vehtari et al. 2021 ask for 1.01 of long chains; short ones scatter up to here
 KHAT_LIMIT = 0.7  # Vehtari et al. 2024: below, the stderr of an importance estimate can be believed
 
 
@@ -42,6 +55,41 @@ def pareto_khat(log_w: Tensor) -> float:
         warnings.simplefilter("ignore")
         smoothed, khat = array_stats.psislw(-weights)  # it takes log-likelihoods, the negative of log-weights
     return float(khat) if np.isfinite(khat) and np.isfinite(smoothed).all() else math.inf
+
+
+def r_hat(samples: Tensor) -> Tensor:
+    """Rank-normalised split R-hat of each coordinate (Vehtari et al. 2021, by arviz-stats); near 1 is good.
+
+    NaN where it cannot be known: fewer than four draws, one chain, or a coordinate that does not vary.
+
+    Args:
+        samples: (n_draws, n_chains, *event).
+
+    >>> together = torch.randn(100, 4, 2, generator=torch.Generator().manual_seed(0))
+    >>> bool((r_hat(together) < 1.05).all()), bool((r_hat(together + 3 * torch.arange(4.0)[:, None]) > 1.5).all())
+    (True, True)
+    """
+    return _by_coordinate(array_stats.rhat, samples)
+
+
+def chain_ess(samples: Tensor, method: str = "bulk") -> Tensor:
+    """Effective number of independent draws of each coordinate (arviz-stats).
+
+    Args:
+        samples: (n_draws, n_chains, *event).
+        method: "bulk", "tail", or "mean" for the standard error of a mean.
+
+    >>> bool(800 < chain_ess(torch.randn(250, 4, generator=torch.Generator().manual_seed(1))) < 1200)
+    True
+    """
+    return _by_coordinate(array_stats.ess, samples, method=method)
+
+
+def _by_coordinate(statistic: Callable[..., Any], samples: Tensor, **options: str) -> Tensor:
+    values = samples.detach().cpu().double().numpy()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return torch.as_tensor(statistic(values, chain_axis=1, draw_axis=0, **options))
 
 
 class Verdict(NamedTuple):
@@ -84,13 +132,16 @@ def preferred(log_z: Mapping[str, LogZ]) -> LogZ:
     return importance if better and grid.stderr > GRID_LIMIT else grid
 
 
-def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None) -> Verdict:
+def verdict(
+    log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None, warned: Sequence[str] = ()
+) -> Verdict:
     """Judge a fitted density by its normaliser and, where known, its likelihoods.
 
     Args:
         log_z: estimates by method; "importance" always, "grid" in one and two dimensions.
         numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; `discrete`, the number of
             columns that repeat values; `singular`, whether some column depends linearly on others.
+        warned: what the health monitor said during training.
 
     >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
     >>> verdict({"importance": good}).level
@@ -130,6 +181,7 @@ def verdict(log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = Non
                 f"importance sampling and grid differ by {gap:.3f}, {gap / error:.1f} of their error"
             )
     doubtful += _likelihood_doubts(numbers, grid_is_good, importance)
+    doubtful += [f"the health monitor warned in training ({line.split(':')[0].lower()})" for line in warned]
     if bad:
         return Verdict("DISTRUST", tuple(bad + doubtful))
     if doubtful:

@@ -3,10 +3,13 @@
 __all__ = [
     "BrokenFile",
     "DataError",
+    "HealthWarning",
     "Interrupted",
     "InvalidValue",
+    "MixingWarning",
     "NonFiniteObjective",
     "ShrinkageWarning",
+    "Unhealthy",
     "UnnormError",
     "WeightsWarning",
 ]
@@ -36,10 +39,24 @@ class NonFiniteObjective(UnnormError, FloatingPointError):
     exit_code = 1
 
 
+class Unhealthy(UnnormError):
+    """Training left the region of sense, and was told to stop for that (`strict`)."""
+
+    exit_code = 1
+
+
 class Interrupted(UnnormError):
     """Training was stopped by Ctrl-C after saving a checkpoint."""
 
     exit_code = 130
+
+
+class HealthWarning(UserWarning):
+    """Training left the region of sense: its numbers may look converged while the model diverges."""
+
+
+class MixingWarning(UserWarning):
+    """Markov chains did not mix: their draws depend on where they started."""
 
 
 class ShrinkageWarning(UserWarning):

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.diagnostics import verdict
 from unnorm.errors import BrokenFile, DataError, NonFiniteObjective, WeightsWarning
-from unnorm.estimators import MECO
 from unnorm.folders import CONFIG, RESULT, claim, read_json, sealed
 from unnorm.metrics import log_probs, nll
 from unnorm.noise import Gaussian
@@ -66,6 +65,7 @@ def run(
         fabric=fabric,
         folder=out,
         resume=resume,
+        strict=job.strict,
         progress=progress,
     )
     generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
@@ -79,9 +79,10 @@ def run(
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     density.save(out)
     seconds = history["seconds"][-1] if len(history) else math.nan
-    result = _judge(job, density, points) | {"fit_seconds": seconds, "steps": job.training.steps}
-    if isinstance(estimator, MECO):
-        result["tracked_log_u"] = float(estimator.log_u)
+    result = _judge(job, density, points, history.warnings) | {"fit_seconds": seconds, "steps": job.training.steps}
+    for name in ("log_u", "log_z"):
+        if history[name]:
+            result[f"training_{name}"] = history[name][-1]
     write_atomically(out / RESULT, sealed(result))
     report.write(out, asdict(job), points, density, result)
     return result
@@ -118,7 +119,7 @@ def _near(rows: RowSource, device: torch.device) -> RowSource:
     return torch.cat([chunk.to(device) for chunk in chunks(rows)])
 
 
-def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
+def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) -> dict[str, Any]:
     """Likelihoods on train, test and under the noise alone, log Z by method, and the verdict."""
     some = spread(len(points.train), 10_000)
     test = nll(log_probs(density.log_prob, points.test), density.log_z)
@@ -133,7 +134,7 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
     }
     numbers["discrete"] = _discrete(points.train[some])
     numbers["singular"] = _singular(points.train[some])
-    judged = verdict(density.log_zs, numbers)
+    judged = verdict(density.log_zs, numbers, warned)
     result: dict[str, Any] = {
         "data": Path(job.data).name,
         "rows": {"train": len(points.train), "test": len(points.test), "dropped": points.dropped},
@@ -147,7 +148,7 @@ def _judge(job: Job, density: Density, points: Points) -> dict[str, Any]:
             "excess_stderr": float(gap.std() / math.sqrt(len(gap))),
         }
     result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
-    return result | {"verdict": judged.line(), "verdict_level": judged.level}
+    return result | {"warnings": list(warned), "verdict": judged.line(), "verdict_level": judged.level}
 
 
 def _config(job: Job, points: Points, transform: Standardize) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""MECO's `v` update as torch optimizers, and the sequences eta_t, beta_t, gamma_t of its theorems."""
+"""MECO's `v` update as torch optimizers, NGD, and the sequences eta_t, beta_t, gamma_t of MECO's theorems."""
 
 import math
 import sys
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.names import unknown
 
 __all__ = [
+    "NGD",
     "OPTIMIZERS",
     "PL",
     "SCHEDULES",
@@ -69,7 +70,61 @@ def adam(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2
     return torch.optim.Adam(parameters, lr, betas=(1 - beta, beta2))
 
 
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
+class NGD(torch.optim.Optimizer):
+    """Normalised gradient descent: theta -= lr g / |g|, with g the gradient of all parameters together.
+
+    A gradient of exactly zero has no direction, and nothing moves. Liu et al. 2022 use it for NCE and eNCE, whose
+    landscape is flat where the noise is far from the data.
+
+    Args:
+        parameters: what to train.
+        lr: the length of every step.
+        beta: weight of the new gradient in v_t = (1 - beta) v_{t-1} + beta g_t, which is what is normalised; 1, the
+            published method, keeps no memory.
+
+    >>> theta = nn.Parameter(torch.zeros(2))
+    >>> optimizer = NGD([theta], lr=1.0)
+    >>> theta.grad = torch.tensor([3e30, 4e30]); optimizer.step(); theta.data
+    tensor([-0.6000, -0.8000])
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta: float = 1.0):
+        _check_lr(lr)
+        _check_beta(beta)
+        super().__init__(parameters, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        directions = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    directions.append((parameter, self._direction(parameter, group["beta"]), group["lr"]))
+        if not directions:
+            return loss
+        # Divided by the largest entry first: the squares of large gradients would overflow.
+        largest = torch.stack([direction.abs().max() for _, direction, _ in directions]).max()
+        scaled = [direction / torch.where(largest > 0, largest, 1) for _, direction, _ in directions]
+        norm = torch.stack([direction.norm() for direction in scaled]).norm()
+        for (parameter, _, lr), direction in zip(directions, scaled, strict=True):
+            parameter.sub_(direction * (lr / torch.where(norm > 0, norm, 1)))
+        return loss
+
+    def _direction(self, parameter: nn.Parameter, beta: float) -> Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
+        if beta == 1:
+            return gradient
+        state = self.state[parameter]
+        state["v"] = gradient.clone() if "v" not in state else torch.lerp(state["v"], gradient, beta)
+        return state["v"]
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd, "ngd": NGD}
 
 
 class Schedule(ABC):
@@ -203,7 +258,7 @@ def rates(schedule: str, *, lr: float, steps: int, mu: float = 1.0, factor: floa
 
 
 def set_rates(optimizer: torch.optim.Optimizer, eta: float, beta: float | None) -> None:
-    """Write eta_t and beta_t of the coming step into an optimizer made by `sgd` or `adam`.
+    """Write eta_t and beta_t of the coming step into an optimizer made by `sgd` or `adam`, or an `NGD`.
 
     Adam corrects the bias of v by 1 - (1 - beta)^t, which is right for a constant beta; for a sequence it is
     1 - prod(1 - beta_i), and the ratio of the two goes into the learning rate. The product lives in the optimizer's
@@ -224,5 +279,7 @@ def set_rates(optimizer: torch.optim.Optimizer, eta: float, beta: float | None) 
             product = group.get("beta_product", 1.0) * memory
             group |= {"betas": (memory, group["betas"][1]), "beta_steps": t, "beta_product": product}
             group["lr"] = eta * (1 - memory**t) / (1 - product)
+        elif "beta" in group:
+            group["beta"] = beta
         else:
             group["momentum"] = group["dampening"] = max(1 - beta, sys.float_info.min)

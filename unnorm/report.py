@@ -40,8 +40,12 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         if method == "importance":
             text += f"  (ESS {found['ess']:,.0f} of {found['n']:,}, Pareto k {_number(found['khat'], 2)})"
         lines.append((f"log Z, {method}", text))
-    if result.get("tracked_log_u") is not None:
-        lines.append(("log u, tracked in training", f"{result['tracked_log_u']:.4f}"))
+    for key, name in (
+        ("training_log_u", "log u, tracked in training"),
+        ("training_log_z", "log Z, learned in training"),
+    ):
+        if result.get(key) is not None:
+            lines.append((name, f"{result[key]:.4f}"))
     if result.get("fit_seconds") is not None:
         lines.append(("fit time", f"{result['fit_seconds']:.1f} s, {result['steps']:,} steps"))
     return lines

@@ -1,20 +1,50 @@
 """Everything `unnorm fit` can be asked, checked before any data are read."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from unnorm.errors import InvalidValue
-from unnorm.estimators import MECO, Estimator
+from unnorm.estimators import (
+    ENCE,
+    MECO,
+    NCE,
+    SNL,
+    ConditionalNCE,
+    ContrastiveDivergence,
+    DenoisingScoreMatching,
+    Estimator,
+    MCMCLikelihood,
+    PersistentCD,
+    ScoreMatching,
+    SlicedScoreMatching,
+)
 from unnorm.models import MLP, Quadratic, Tilted
 from unnorm.names import choose, unknown
 from unnorm.noise import Gaussian, Noise
 from unnorm.training import Training
 
-__all__ = ["LEAST_ROWS", "NOISES", "Job"]
+__all__ = ["ESTIMATORS", "LEAST_ROWS", "NOISES", "Job"]
 
-ESTIMATORS = {"meco": MECO}
+LANGEVIN = ("n_steps", "step_size", "noise_scale")
+# Each estimator, whether it takes the noise, and those of the options below that are its own.
+ESTIMATORS: Mapping[str, tuple[Callable[..., Estimator], bool, tuple[str, ...]]] = {
+    "meco": (MECO, True, ("gamma", "tracker", "n_noise")),
+    "nce": (NCE, True, ("nu",)),
+    "ence": (ENCE, True, ("nu",)),
+    "snl": (SNL, True, ("n_noise",)),
+    "mcmc": (MCMCLikelihood, True, (*LANGEVIN, "buffer_size", "restart")),
+    "cd": (ContrastiveDivergence, True, LANGEVIN),
+    "pcd": (PersistentCD, True, (*LANGEVIN, "n_chains")),
+    "sm": (ScoreMatching, False, ()),
+    "ssm": (SlicedScoreMatching, False, ("n_slices",)),
+    "dsm": (DenoisingScoreMatching, False, ("sigma",)),
+    "cnce": (ConditionalNCE, False, ("sigma", "kappa")),
+}
+OPTIONS = tuple(dict.fromkeys(name for _, _, names in ESTIMATORS.values() for name in names))
+PIECEWISE_LINEAR = ("relu", "leaky-relu")
 MODELS = ("tilted", "mlp", "quadratic")
 NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-rank": "low-rank"}
 LEAST_ROWS = 10
@@ -37,11 +67,22 @@ class Job:
     noise: str = "gaussian"
     estimator: str = "meco"
     gamma: float | None = None
-    tracker: str = "ema"
+    tracker: str | None = None
     n_noise: int | None = None
+    nu: float | None = None
+    n_steps: int | None = None
+    step_size: float | None = None
+    noise_scale: float | None = None
+    n_chains: int | None = None
+    buffer_size: int | None = None
+    restart: float | None = None
+    n_slices: int | None = None
+    sigma: float | None = None
+    kappa: int | None = None
     n_importance: int = 200_000
     device: str = "auto"
     precision: str = "32"
+    strict: bool = False
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
@@ -54,11 +95,23 @@ class Job:
         if self.model not in MODELS:
             raise InvalidValue(unknown("model", self.model, MODELS))
         choose("noise", self.noise, NOISES)
-        choose("estimator", self.estimator, ESTIMATORS)
+        _, _, own = choose("estimator", self.estimator, ESTIMATORS)
+        for name in OPTIONS:
+            if getattr(self, name) is not None and name not in own:
+                has = ", ".join(f"'{option}'" for option in own) or "none"
+                raise InvalidValue(f"The estimator '{self.estimator}' has no option '{name}'. Its options: {has}.")
+        smooth = self.model == "quadratic" or self.activation not in PIECEWISE_LINEAR
+        if self.estimator in ("sm", "ssm") and not smooth:
+            raise InvalidValue(
+                f"The estimator '{self.estimator}' needs second derivatives, which the activation "
+                f"'{self.activation}' has not. Use silu."
+            )
         if self.training.schedule == "pl":
+            if self.estimator != "meco":
+                raise InvalidValue(f"The schedule 'pl' belongs to 'meco' (Theorem 4). Got '{self.estimator}'.")
             if self.gamma is not None:
                 raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
-            if self.tracker != "ema":
+            if self.tracker not in (None, "ema"):
                 raise InvalidValue(f"The schedule 'pl' sets the gamma of the tracker 'ema'. Got '{self.tracker}'.")
         # What the parts refuse, they refuse before any data are read.
         self.build_model(2, Gaussian(2)), self.build_estimator(Gaussian(2))
@@ -71,4 +124,8 @@ class Job:
         return net if self.model == "mlp" else Tilted(noise, net)
 
     def build_estimator(self, noise: Noise) -> Estimator:
-        return ESTIMATORS[self.estimator](noise, n_noise=self.n_noise, gamma=self.gamma, tracker=self.tracker)
+        make, takes_noise, own = ESTIMATORS[self.estimator]
+        given = {name: value for name in own if (value := getattr(self, name)) is not None}
+        if self.estimator == "pcd":  # as many chains as data points, unless told otherwise
+            given.setdefault("n_chains", self.training.batch)
+        return make(noise, **given) if takes_noise else make(**given)

@@ -29,8 +29,9 @@ from unnorm.checkpoint import (
 from unnorm.data.rows import Rows, RowSource
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators.base import Estimator
+from unnorm.health import Health
 from unnorm.iterates import Iterates
-from unnorm.optim import OPTIMIZERS, Rates, set_rates
+from unnorm.optim import Rates, set_rates
 from unnorm.progress import Progress
 from unnorm.training import Training
 from unnorm.types import History, LogDensity
@@ -85,6 +86,7 @@ def fit(
     fabric: Fabric | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
+    strict: bool = False,
     progress: bool | None = None,
 ) -> History:
     """Train `model` in place and return the history.
@@ -101,6 +103,7 @@ def fit(
         fabric: device, precision and processes; one process on the CPU when None.
         folder: where to write the history and checkpoints; nothing is written when None.
         resume: continue from the folder's checkpoint, bit for bit as if never interrupted.
+        strict: raise `Unhealthy` where the health monitor (`unnorm.health`) would warn.
         progress: show a progress bar; when None, only if standard error is a terminal.
 
     Ctrl-C ends the current step, saves, and raises `Interrupted`.
@@ -115,6 +118,7 @@ def fit(
     training = training or Training()
     fabric = fabric or Fabric(accelerator="cpu", devices=1)
     run = _Run(model, estimator, data, training, validation, rates, generator, fabric, Path(folder) if folder else None)
+    run.health.strict = strict
     if resume:
         run.load()
     elif run.folder is not None and (run.folder / CHECKPOINT).exists():
@@ -150,11 +154,16 @@ class _Run:
             raise InvalidValue("The model has no parameters to train.")
         if training.iterate == "best" and validation is None:
             raise InvalidValue("The iterate 'best' is chosen on validation data: give fit(..., validation=rows).")
+        if training.iterate == "best" and not estimator.comparable:
+            raise InvalidValue(
+                f"The iterate 'best' needs a value that can be compared between models, and {type(estimator).__name__} "
+                "has none without a noise to judge by: give it one."
+            )
         self.training, self.fabric, self.folder = training, fabric, folder
         self.rates = rates or training.rates()
         self.model, self.estimator = model.train(), estimator.train()
         self.settings = estimator.settings
-        self.optimizer = OPTIMIZERS[training.optimizer](parameters, training.lr, training.beta)
+        self.optimizer = training.make_optimizer(parameters)
         self.wrapped, self.wrapped_optimizer = fabric.setup(model, self.optimizer)
         self.dtype = parameters[0].dtype
         self.estimator.to(device=fabric.device, dtype=self.dtype)
@@ -163,6 +172,7 @@ class _Run:
         self.validation = None if validation is None else validation.to(device=fabric.device, dtype=self.dtype)
         self.generator = self._generator(generator)
         self.iterates = Iterates(training.iterate, model)
+        self.health = Health(self.data[torch.zeros(1, dtype=torch.int64)].numel(), training.batch)
         self.t, self.seconds = 0, 0.0
         self.records: list[dict[str, float]] = []
         if folder is not None:
@@ -208,9 +218,11 @@ class _Run:
         last = t == self.training.steps
         validating = self.validation is not None and t % self.training.validate_every == 0
         logging = last or validating or t == 1 or t % self.training.log_every == 0
-        if logging or bar.due():
+        if logging or bar.due() or self.health.due(t):
             numbers = {name: float(value) for name, value in info.items()}
             bar.show(t, numbers)
+            if self.health.due(t):
+                self.health.look(t, numbers)
             if validating:
                 numbers["validation"] = self._validate()
             if logging:
@@ -261,7 +273,7 @@ class _Run:
         }
         tensors = {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
         note = {"step": self.t, "seconds": self.seconds, "training": asdict(self.training), "optimizer": plain}
-        note["settings"] = self.settings
+        note |= {"settings": self.settings, "warnings": self.health.told}
         write_tensors(self.folder / CHECKPOINT, {**tensors, "generators": generators}, note)
         if self.t == 0:
             (self.folder / HISTORY).write_text("")
@@ -287,6 +299,7 @@ class _Run:
         except (RuntimeError, KeyError, IndexError, ValueError) as problem:
             raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
         self.t, self.seconds = note["step"], note["seconds"]
+        self.health = Health(self.health.event, self.health.batch, strict=self.health.strict, told=note["warnings"])
         self.records = _read_history(self.folder / HISTORY, self.t)
         if self.fabric.is_global_zero:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
@@ -302,7 +315,7 @@ class _Run:
         self.estimator.set_gamma(None)
         self.iterates.restore(self.model)
         self.model.eval(), self.estimator.eval()
-        return History(self.records)
+        return History(self.records, tuple(self.health.told))
 
 
 def check_resumable(note: Mapping[str, Any], training: Training, settings: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """How to train, as plain values that are saved with the run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,8 @@ class Training:
         steps: optimization steps.
         batch: data points per step, drawn uniformly with replacement (Algorithm 1).
         lr: the learning rate eta (eta_0 of a schedule).
-        optimizer: "adam" or "sgd", MECO's two styles.
-        beta: weight of the new gradient in v, in (0, 1].
+        optimizer: "adam" or "sgd", MECO's two styles, or "ngd", normalised gradients.
+        beta: weight of the new gradient in v, in (0, 1]; when None the paper's 0.9, and for "ngd" 1.
         schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
         mu: the PL constant for "pl".
         iterate: "last", "random" (Algorithm 1), "averaged", or "best" on validation data.
@@ -40,7 +41,7 @@ class Training:
     batch: int = 500
     lr: float = 1e-3
     optimizer: str = "adam"
-    beta: float = 0.9
+    beta: float | None = None
     schedule: str = "constant"
     mu: float = 1.0
     iterate: str = "last"
@@ -54,13 +55,18 @@ class Training:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
-        choose("optimizer", self.optimizer, OPTIMIZERS)([nn.Parameter(torch.zeros(1))], self.lr, self.beta)
+        self.make_optimizer([nn.Parameter(torch.zeros(1))])
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**62:
             raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^62 - 1. Got {self.seed}.")
         for what, value, known in (("schedule", self.schedule, SCHEDULES), ("iterate", self.iterate, ITERATES)):
             if value not in known:
                 raise InvalidValue(unknown(what, value, known))
         self.rates()
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer by its name, with beta where one is given."""
+        make = choose("optimizer", self.optimizer, OPTIMIZERS)
+        return make(parameters, self.lr) if self.beta is None else make(parameters, self.lr, self.beta)
 
     def rates(self) -> Rates:
         return rates(self.schedule, lr=self.lr, steps=self.steps, mu=self.mu)

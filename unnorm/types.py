@@ -80,7 +80,7 @@ class LogZ(NamedTuple):
 class History:
     """One record for each logged training step: `step`, `seconds`, and the estimator's `info`.
 
-    `history[name]` has that number of every record that holds it.
+    `history[name]` has that number of every record that holds it. `warnings` are the health monitor's.
 
     >>> history = History([{"step": 1, "value": 3.0}, {"step": 2, "value": 2.5, "validation": 2.6}])
     >>> history["value"], history["validation"]
@@ -88,6 +88,7 @@ class History:
     """
 
     records: list[dict[str, float]]
+    warnings: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> list[float]:
         return [record[name] for record in self.records if name in record]

@@ -1,7 +1,45 @@
 """Estimators: each turns a model and a batch into an Objective."""
 
 from unnorm.estimators.base import Estimator
+from unnorm.estimators.conditional import ConditionalNCE, cnce_loss
+from unnorm.estimators.langevin import ContrastiveDivergence, MCMCLikelihood, PersistentCD, contrast_loss
 from unnorm.estimators.meco import MECO, meco_surrogate
+from unnorm.estimators.nce import ENCE, NCE, ence_loss, nce_loss
+from unnorm.estimators.score_matching import (
+    DenoisingScoreMatching,
+    ScoreMatching,
+    SlicedScoreMatching,
+    denoising_loss,
+    score_matching_loss,
+)
+from unnorm.estimators.snl import SNL, snl_loss
 from unnorm.estimators.trackers import EMA, SCENT, TRACKERS, Minibatch, Tracker, UMax
 
-__all__ = ["EMA", "MECO", "SCENT", "TRACKERS", "Estimator", "Minibatch", "Tracker", "UMax", "meco_surrogate"]
+__all__ = [
+    "EMA",
+    "ENCE",
+    "MECO",
+    "NCE",
+    "SCENT",
+    "SNL",
+    "TRACKERS",
+    "ConditionalNCE",
+    "ContrastiveDivergence",
+    "DenoisingScoreMatching",
+    "Estimator",
+    "MCMCLikelihood",
+    "Minibatch",
+    "PersistentCD",
+    "ScoreMatching",
+    "SlicedScoreMatching",
+    "Tracker",
+    "UMax",
+    "cnce_loss",
+    "contrast_loss",
+    "denoising_loss",
+    "ence_loss",
+    "meco_surrogate",
+    "nce_loss",
+    "score_matching_loss",
+    "snl_loss",
+]

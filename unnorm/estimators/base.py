@@ -1,14 +1,16 @@
-"""The estimator contract."""
+"""The estimator contract, and the one forward pass that the noise-based ones share."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
-from unnorm.types import LogDensity, Objective
+from unnorm.noise.base import Noise
+from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
 
-__all__ = ["Estimator"]
+__all__ = ["Contrast", "Estimator", "check_at_least", "contrast"]
 
 
 class Estimator(nn.Module, ABC):
@@ -36,6 +38,57 @@ class Estimator(nn.Module, ABC):
             raise InvalidValue(f"{type(self).__name__} has no rate 'gamma' to follow a sequence.")
 
     @property
-    def settings(self) -> dict[str, str | int | None]:
+    def settings(self) -> dict[str, str | int | float | None]:
         """What it was made with, as plain values: a run resumes only with the same."""
         return {"estimator": type(self).__name__}
+
+    @property
+    def comparable(self) -> bool:
+        """Whether `value` in eval mode says which of two models is better."""
+        return True
+
+
+class Contrast(NamedTuple):
+    """log p~ at the data, and log p~ - log q at noise draws."""
+
+    log_p_data: Tensor
+    log_w: Tensor
+
+    @torch.no_grad()
+    def nll(self, log_z: Tensor | None = None) -> Tensor:
+        """The data's negative log-likelihood under a claimed log Z, by default the draws' own mean weight."""
+        return (log_mean_exp(self.log_w) if log_z is None else log_z) - self.log_p_data.mean(-1)
+
+    @torch.no_grad()
+    def ess(self) -> Tensor:
+        """The effective share of the noise draws, in (0, 1]."""
+        return effective_sample_size(self.log_w) / self.log_w.shape[-1]
+
+
+def contrast(
+    model: LogDensity, noise: Noise, x: Tensor, n_noise: int, *, generator: torch.Generator | None = None
+) -> Contrast:
+    """Evaluate the model at the batch and at `n_noise` draws of the noise, in one forward pass.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> contrast(Quadratic(2), Gaussian(2), torch.zeros(5, 2), 7).log_w.shape
+    torch.Size([7])
+    """
+    z = noise.sample(n_noise, generator=generator)
+    if x.shape[1:] != z.shape[1:]:
+        raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
+    with torch.no_grad():
+        log_q = noise.log_prob(z)
+    log_p_data, log_p_noise = log_density(model, torch.cat([x, z.to(x.dtype)])).split([len(x), len(z)])
+    return Contrast(log_p_data, log_p_noise - log_q)
+
+
+def check_at_least(owner: str, name: str, value: float | None, least: float) -> None:
+    """Refuse a value below `least`; None is no value.
+
+    >>> check_at_least("NCE", "nu", 0, 1)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The 'nu' of NCE must be at least 1. Got 0.
+    """
+    if value is not None and not value >= least:
+        raise InvalidValue(f"The '{name}' of {owner} must be at least {least}. Got {value}.")

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
-from unnorm.estimators.base import Estimator
+from unnorm.estimators.base import Estimator, check_at_least, contrast
 from unnorm.estimators.trackers import EMA, TRACKERS, Tracker
 from unnorm.names import choose
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
+from unnorm.types import LogDensity, Objective, log_mean_exp
 
 __all__ = ["MECO", "meco_surrogate"]
 
@@ -73,8 +73,7 @@ class MECO(Estimator):
         tracker: str | Tracker = "ema",
     ):
         super().__init__()
-        if n_noise is not None and n_noise < 1:
-            raise InvalidValue(f"The 'n_noise' of MECO must be at least 1. Got {n_noise}.")
+        check_at_least("MECO", "n_noise", n_noise, 1)
         self.noise, self.n_noise = noise, n_noise
         self.tracker = choose("tracker", tracker, TRACKERS)() if isinstance(tracker, str) else tracker
         self._now = self.tracker
@@ -93,32 +92,24 @@ class MECO(Estimator):
         self._now = replace(self.tracker, gamma=gamma)
 
     @property
-    def settings(self) -> dict[str, str | int | None]:
+    def settings(self) -> dict[str, str | int | float | None]:
         return {**super().settings, "tracker": repr(self.tracker), "n_noise": self.n_noise}
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        z = self.noise.sample(self.n_noise or len(x), generator=generator)
-        if x.shape[1:] != z.shape[1:]:
-            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
-        with torch.no_grad():
-            log_q = self.noise.log_prob(z)
-        log_p_data, log_p_noise = log_density(model, torch.cat([x, z.to(x.dtype)])).split([len(x), len(z)])
-        log_w = log_p_noise - log_q
-
-        log_mean_w = _across_processes(log_mean_exp(log_w.detach()))
+        seen = contrast(model, self.noise, x, self.n_noise or len(x), generator=generator)
+        log_mean_w = _across_processes(log_mean_exp(seen.log_w.detach()))
         log_u = log_mean_w
         if self.training:
             log_u = torch.where(self.started, self._now(self.log_u, log_mean_w), log_mean_w)
         with torch.no_grad():
-            ess = effective_sample_size(log_w) / len(log_w)
-            value = log_u - log_p_data.mean()
+            value = seen.nll(log_u)
             if self.training:  # a non-finite batch raises in `step`; it must not spoil what was tracked before
                 usable = torch.isfinite(value)
                 self.log_u.copy_(torch.where(usable, log_u, self.log_u))
                 self.started.logical_or_(usable)
         return Objective(
-            meco_surrogate(log_p_data, log_w, log_u),
-            {"value": value, "log_u": log_u.clone(), "ess": ess},
+            meco_surrogate(*seen, log_u),
+            {"value": value, "log_u": log_u.clone(), "ess": seen.ess()},
         )
 
 

@@ -1,33 +1,178 @@
-"""The sampler contract."""
+"""The sampler contract, and the score of a model at many points."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from unnorm.types import LogDensity
+from unnorm.errors import InvalidValue
+from unnorm.types import LogDensity, log_density
 
-__all__ = ["Sampler"]
+__all__ = ["Bounds", "Info", "Position", "Sampler", "State", "check_bounds", "frozen", "log_density_and_score"]
 
-State = TypeVar("State")
-Info = TypeVar("Info", covariant=True)
+Bounds = tuple[float, float]
+"""A box: every coordinate stays between the two."""
 
 
-class Sampler(Protocol[State, Info]):
-    """One transition of a Markov chain: State is what the next step needs, Info what only a person needs.
+class State(Protocol):
+    """What the next step needs: the points, one per chain, and whatever a sampler keeps beside them."""
 
-    A random walk, accepted by Metropolis' rule, in four lines:
+    @property
+    def x(self) -> Tensor: ...
 
+
+class Position(NamedTuple):
+    """Points, with log p~ and its score there, so that a step evaluates the model only where it goes."""
+
+    x: Tensor
+    log_p: Tensor
+    score: Tensor
+
+
+class Info(NamedTuple):
+    """What only a person needs to know of one step, a number per chain.
+
+    Attributes:
+        log_p: log p~ where the step ended (ULA: where it began).
+        acceptance: probability of accepting the proposal; of ULA, what MALA's would have been for the step before.
+        divergent: whether the step left the region of finite numbers, or its integrator lost the energy.
+    """
+
+    log_p: Tensor
+    acceptance: Tensor
+    divergent: Tensor
+
+
+S = TypeVar("S", bound=State)
+
+
+class Sampler(Protocol[S]):
+    """One transition of many Markov chains at once: State feeds the next step, Info a person.
+
+    A random walk, accepted by Metropolis' rule:
+
+    >>> class Place(NamedTuple):
+    ...     x: Tensor
     >>> class RandomWalk:
+    ...     def init(self, x, log_density):
+    ...         return Place(x)
     ...     def step(self, state, log_density, *, generator=None):
-    ...         proposal = state + torch.randn(state.shape, generator=generator)
-    ...         accept = torch.rand(len(state), generator=generator).log() < log_density(proposal) - log_density(state)
-    ...         return torch.where(accept[:, None], proposal, state), accept
+    ...         proposal = state.x + torch.randn(state.x.shape, generator=generator)
+    ...         gain = log_density(proposal) - log_density(state.x)
+    ...         accept = torch.rand(len(gain), generator=generator).log() < gain
+    ...         x = torch.where(accept[:, None], proposal, state.x)
+    ...         return Place(x), Info(log_density(x), gain.exp().clamp(max=1), gain.isnan())
     >>> sampler: Sampler = RandomWalk()
-    >>> state, info = sampler.step(torch.zeros(3, 1), lambda x: -x.square().sum(-1), generator=torch.Generator())
-    >>> state.shape, info.shape
+    >>> log_p = lambda x: -x.square().sum(-1)
+    >>> state, info = sampler.step(sampler.init(torch.zeros(3, 1), log_p), log_p, generator=torch.Generator())
+    >>> state.x.shape, info.acceptance.shape
     (torch.Size([3, 1]), torch.Size([3]))
     """
 
+    def init(self, x: Tensor, log_density: LogDensity) -> S:
+        """The state of chains that stand at `x`, (n, *event)."""
+        ...
+
     def step(
-        self, state: State, log_density: LogDensity, *, generator: torch.Generator | None = None
-    ) -> tuple[State, Info]: ...
+        self, state: S, log_density: LogDensity, *, generator: torch.Generator | None = None
+    ) -> tuple[S, Info]: ...
+
+
+def log_density_and_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
+    """log p~ and its gradient in x, detached: one forward pass, one backward pass to x alone.
+
+    >>> log_density_and_score(lambda x: -x.square().sum(-1) / 2, torch.ones(1, 2))
+    (tensor([-1.]), tensor([[-1., -1.]]))
+    """
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        log_p = log_density(model, x)
+        if not log_p.requires_grad:
+            raise InvalidValue("The model's log density does not depend on x: it has no score.")
+        (score,) = torch.autograd.grad(log_p.sum(), x)
+    return log_p.detach(), score
+
+
+@contextmanager
+def frozen(model: LogDensity) -> Iterator[LogDensity]:
+    """The model for sampling: its parameters need no gradient meanwhile, and Fabric's wrapper is taken off.
+
+    >>> net = nn.Linear(2, 1)
+    >>> with frozen(net) as inside:
+    ...     any(p.requires_grad for p in inside.parameters())
+    False
+    >>> all(p.requires_grad for p in net.parameters())
+    True
+    """
+    if not isinstance(model, nn.Module):
+        yield model
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    inside: Any = model
+    if type(model).__module__.startswith("lightning_fabric"):
+        inside = model.module  # the wrapper expects a backward pass after each forward
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield inside
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@torch.no_grad()
+def spread(x: Tensor) -> Tensor:
+    """The root mean square distance of points from their mean, per coordinate: one scale for all of them.
+
+    >>> spread(torch.tensor([[-1.0], [1.0]]))
+    tensor(1.)
+    """
+    return (x - x.mean(0)).square().mean().sqrt().clamp(min=torch.finfo(x.dtype).tiny)
+
+
+@torch.no_grad()
+def relative_score(score: Tensor, x: Tensor) -> Tensor:
+    """The root mean square of a score's entries times the data's spread: free of units, 1 for a Gaussian that fits.
+
+    >>> relative_score(torch.ones(4, 1), torch.tensor([[-2.0], [2.0]]))
+    tensor(2.)
+    """
+    return score.square().mean().sqrt() * spread(x)
+
+
+def check_bounds(bounds: Bounds | None) -> None:
+    if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+        raise InvalidValue(f"The 'bounds' must be (low, high) with low < high. Got {bounds}.")
+
+
+def check_step_size(name: str, step_size: float | Tensor) -> None:
+    if not isinstance(step_size, Tensor) and not step_size > 0:
+        raise InvalidValue(f"The 'step_size' of {name} must be positive. Got {step_size}.")
+
+
+def per_event(values: Tensor, x: Tensor) -> Tensor:
+    """Numbers per chain, (n,), shaped to multiply points, (n, *event)."""
+    return values.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def sum_event(x: Tensor) -> Tensor:
+    """The sum over everything but the chains: (n, *event) -> (n,)."""
+    return x.flatten(1).sum(-1)
+
+
+def metropolis(
+    old: Position, new: Position, log_ratio: Tensor, generator: torch.Generator | None
+) -> tuple[Position, Info]:
+    """Accept with probability min(1, exp(log_ratio)); what is not finite is refused and called divergent."""
+    divergent = ~torch.isfinite(log_ratio) & (log_ratio != -torch.inf)
+    log_ratio = torch.where(divergent, -torch.inf, log_ratio)
+    uniform = torch.rand(len(log_ratio), generator=generator, device=old.x.device, dtype=old.x.dtype)
+    accept = uniform.log() < log_ratio
+    chosen = Position(
+        torch.where(per_event(accept, old.x), new.x, old.x),
+        torch.where(accept, new.log_p, old.log_p),
+        torch.where(per_event(accept, old.x), new.score, old.score),
+    )
+    return chosen, Info(chosen.log_p, log_ratio.clamp(max=0).exp(), divergent)

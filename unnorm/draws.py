@@ -1,0 +1,91 @@
+"""Samples of a density that say how they were made, and the chains that make them where no exact way exists."""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import ShrinkageWarning
+from unnorm.noise.gaussian import Gaussian
+from unnorm.samplers import HMC, run
+from unnorm.samplers.base import frozen
+from unnorm.types import LogDensity
+
+__all__ = ["STARTS", "Draws", "by_hmc"]
+
+STARTS = 2000  # points from which by_hmc learns the target's shape
+LEAST_CHAINS, MOST_CHAINS = 32, 1024
+DRAWS, WARM_UP = 100, 150  # of each chain; R-hat of much shorter ones scatters
+WIDEST = 512  # coordinates up to which the target's full covariance is used
+
+
+class Draws(NamedTuple):
+    """Samples of a density, and how they were made.
+
+    Attributes:
+        x: (n, *event).
+        method: "grid" (exact up to the grid's cells) or "hmc".
+        r_hat: the worst R-hat of the chains' coordinates; NaN where there are no chains.
+        ess: how many independent draws they are worth, in the worst coordinate; of a grid, n.
+        acceptance: the chains' mean acceptance; NaN where there are none.
+
+    >>> Draws(torch.zeros(5, 2), "hmc", 1.01, 4.0, 0.8).line()
+    '5 draws by Hamiltonian Monte Carlo: R-hat 1.010, worth 4 independent ones, acceptance 0.80'
+    """
+
+    x: Tensor
+    method: str
+    r_hat: float
+    ess: float
+    acceptance: float
+
+    @classmethod
+    def exact(cls, x: Tensor) -> "Draws":
+        """Independent draws from a grid."""
+        return cls(x, "grid", math.nan, float(len(x)), math.nan)
+
+    def line(self) -> str:
+        """How they were made, for a person."""
+        if self.method == "grid":
+            return f"{len(self.x)} independent draws from a grid"
+        return (
+            f"{len(self.x)} draws by Hamiltonian Monte Carlo: R-hat {self.r_hat:.3f}, worth {self.ess:.0f} independent "
+            f"ones, acceptance {self.acceptance:.2f}"
+        )
+
+
+def by_hmc(log_density: LogDensity, near: Tensor, n: int, *, generator: torch.Generator | None = None) -> Draws:
+    """`n` draws by many chains of HMC, tuned together, in coordinates where the target is nearly round.
+
+    Args:
+        log_density: log p~.
+        near: points roughly distributed like the target: the chains start at the first of them, and their
+            covariance makes the coordinates.
+        n: how many draws.
+        generator: draws everything random.
+
+    >>> wide = torch.tensor([100.0, 1.0, 0.01])
+    >>> near = wide * torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = by_hmc(lambda x: -(x / wide).square().sum(-1) / 2, near, 300, generator=torch.Generator())
+    >>> found.x.shape, found.r_hat < 1.05
+    (torch.Size([300, 3]), True)
+    """
+    n_chains = min(max(LEAST_CHAINS, math.ceil(n / DRAWS)), MOST_CHAINS, len(near))
+    n_draws = max(DRAWS, math.ceil(n / n_chains))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShrinkageWarning)  # only the coordinates' shape is at stake
+        flat = near.flatten(1)
+        shape = Gaussian.fit(flat, "full" if flat.shape[1] <= WIDEST else "diagonal").to(flat)
+    factor = shape.scale_tril if shape.covariance == "full" else shape.scale.diag()
+
+    def unrolled(y: Tensor) -> Tensor:
+        return (y @ factor.mT + shape.loc).reshape(len(y), *near.shape[1:])
+
+    start = torch.linalg.solve_triangular(factor, (flat[:n_chains] - shape.loc).mT, upper=False).mT
+    with frozen(log_density) as target:
+        chain = run(HMC(), lambda y: target(unrolled(y)), start, n_draws, warmup=WARM_UP, generator=generator)
+    points = chain.samples.flatten(0, 1)[-n:]  # the last ones, all chains in turn: R-hat may need more than are wanted
+    ess = min(float(chain.ess.min()) * len(points) / chain.log_p.numel(), float(n))
+    return Draws(unrolled(points), "hmc", float(chain.r_hat.max()), ess, float(chain.acceptance.mean()))

@@ -1,0 +1,287 @@
+"""Maximum likelihood with samples of the model: -grad log p = E_model[grad log p~] - grad log p~(data).
+
+The three methods differ in where their Langevin chains start: at the data (contrastive divergence), where they ended
+(persistent), or in a replay buffer with restarts from the noise (Du and Mordatch). None has a normaliser: `value` is
+the contrast E_model[log p~] - E_data[log p~], whose fall is no evidence of learning. Watch `unnorm.health`.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+from unnorm.estimators.base import Estimator, check_at_least, contrast
+from unnorm.noise.base import Noise
+from unnorm.samplers.base import Bounds, frozen, per_event, relative_score, spread
+from unnorm.samplers.buffer import ReplayBuffer
+from unnorm.samplers.langevin import MALA, ULA
+from unnorm.types import LogDensity, Objective, log_density
+
+__all__ = ["ContrastiveDivergence", "MCMCLikelihood", "PersistentCD", "contrast_loss"]
+
+RATE = 0.1  # of the step-size rule, in log step size per unit of acceptance and training step
+
+
+def contrast_loss(log_p_data: Tensor, log_p_model: Tensor) -> Tensor:
+    """mean log p~ at the model's samples - mean log p~ at the data: its gradient is that of -log-likelihood.
+
+    Reduces over the last axis.
+
+    >>> contrast_loss(torch.zeros(3, 5), torch.ones(3, 7))
+    tensor([1., 1., 1.])
+    """
+    return log_p_model.mean(-1) - log_p_data.mean(-1)
+
+
+class _Langevin(Estimator):
+    """What the three share: `n_steps` of Langevin dynamics from somewhere, the contrast, and the step-size rule.
+
+    The rule (`step_size=None`): the chains are Metropolis-adjusted, and after each training step
+    log step size += 0.1 (acceptance - 0.574), MALA's optimal acceptance. It needs no pilot run and follows the model
+    as it sharpens. Unadjusted chains cannot be tuned so: what they overshoot steepens the model, and a step that
+    shrinks with it leaves them standing.
+    """
+
+    log_step_size: Tensor
+    started: Tensor
+
+    def __init__(
+        self,
+        noise: Noise | None,
+        n_steps: int,
+        step_size: float | None,
+        noise_scale: float | None,
+        bounds: Bounds | None,
+        regulariser: float,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        check_at_least(name, "n_steps", n_steps, 1)
+        check_at_least(name, "regulariser", regulariser, 0)
+        if step_size is not None and not step_size > 0:
+            raise InvalidValue(f"The 'step_size' of {name} must be positive. Got {step_size}.")
+        if step_size is None and noise_scale is not None:
+            raise InvalidValue(f"The 'noise_scale' of {name} belongs to a fixed 'step_size': give both.")
+        ULA(step_size or 1.0, noise_scale, bounds)  # refuses what it cannot use
+        self.noise, self.n_steps, self.step_size = noise, n_steps, step_size
+        self.noise_scale, self.bounds, self.regulariser = noise_scale, bounds, regulariser
+        self.register_buffer("log_step_size", torch.tensor(math.log(step_size or 1.0)))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {
+            **super().settings,
+            "n_steps": self.n_steps,
+            "step_size": self.step_size,
+            "noise_scale": self.noise_scale,
+            "bounds": None if self.bounds is None else str(tuple(self.bounds)),
+            "regulariser": self.regulariser,
+        }
+
+    @property
+    def comparable(self) -> bool:
+        return self.noise is not None
+
+    @abstractmethod
+    def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
+        """Where the chains begin, and what `_keep` must know of it."""
+
+    def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
+        """Store where the chains ended, unless the batch was not usable."""
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        if not self.training and self.noise is not None:
+            seen = contrast(model, self.noise, x, len(x), generator=generator)
+            nll = torch.logsumexp(seen.log_w, -1) - math.log(len(seen.log_w)) - seen.log_p_data.mean()
+            return Objective(nll, {"value": nll.detach(), "ess": seen.ess()})
+        start, place = self._start(x, generator)
+        if start.shape[1:] != x.shape[1:]:
+            raise InvalidValue(
+                f"The data have events of shape {tuple(x.shape[1:])}, the chains {tuple(start.shape[1:])}."
+            )
+        log_step_size = torch.where(self.started, self.log_step_size, self._first_log_step_size(x))
+        samples, score, acceptance = self._walk(model, start.to(x.dtype), log_step_size.exp(), generator)
+
+        log_p_data, log_p_model = log_density(model, torch.cat([x, samples])).split([len(x), len(samples)])
+        surrogate = contrast_loss(log_p_data, log_p_model)
+        if self.regulariser:
+            surrogate = surrogate + self.regulariser * (log_p_data.square().mean() + log_p_model.square().mean())
+        with torch.no_grad():
+            value = contrast_loss(log_p_data, log_p_model)
+            if self.training:  # a non-finite batch raises in `step`; it must not spoil the chains
+                usable = torch.isfinite(value)
+                self._keep(place, samples, usable)
+                if self.step_size is None:
+                    log_step_size = log_step_size + RATE * (acceptance - MALA.target)
+                self.log_step_size.copy_(torch.where(usable, log_step_size, self.log_step_size))
+                self.started.logical_or_(usable)
+            info = {
+                "value": value,
+                "acceptance": acceptance,
+                "step_size": log_step_size.exp(),
+                "score": relative_score(score, x),
+                "distance": (samples - x.mean(0)).square().mean().sqrt() / spread(x),
+            }
+        return Objective(surrogate, info)
+
+    def _first_log_step_size(self, x: Tensor) -> Tensor:
+        """A few hundredths of the data's variance, less in many dimensions, as MALA's optimal scaling has it."""
+        if self.step_size is not None:
+            return self.log_step_size
+        return 2 * spread(x).log() + math.log(0.03) - math.log(x[0].numel()) / 3
+
+    def _walk(
+        self, model: LogDensity, start: Tensor, step_size: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The chains' ends, the last score seen, and the mean acceptance."""
+        adjusted = self.step_size is None
+        sampler: Any = MALA(step_size, self.bounds) if adjusted else ULA(step_size, self.noise_scale, self.bounds)
+        acceptances = []
+        with frozen(model) as target:
+            state = sampler.init(start, target)
+            for _ in range(self.n_steps):
+                state, info = sampler.step(state, target, generator=generator)
+                acceptances.append(info.acceptance.mean())
+        if adjusted:
+            return state.x, state.score, torch.stack(acceptances).mean()
+        # ULA's first step has none before it whose acceptance it could tell.
+        return state.x, state.behind.score, torch.stack(acceptances[1:] or acceptances).mean()
+
+
+class ContrastiveDivergence(_Langevin):
+    """Contrastive divergence (Hinton 2002): `n_steps` of Langevin dynamics from the data.
+
+    Cheap, and blind to what lies farther from the data than the chains walk.
+
+    Args:
+        noise: only judges: in eval mode `value` is the negative log-likelihood by importance sampling from it.
+        n_steps: k of CD-k.
+        step_size: e of unadjusted Langevin steps, as published. When None, the chains are Metropolis-adjusted and the
+            step size follows their acceptance.
+        noise_scale: sigma of unadjusted steps, see `samplers.ULA`.
+        bounds: a box for the chains.
+        regulariser: weight of E[(log p~)^2] at data and samples; 0, none, as published.
+
+    `info` has `value` (the contrast), `acceptance`, `step_size`, `score` and `distance` (of the samples from the
+    data's mean), both in units of the data's spread.
+
+    >>> from unnorm import Quadratic
+    >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    >>> sorted(ContrastiveDivergence()(Quadratic(2), x).info)
+    ['acceptance', 'distance', 'score', 'step_size', 'value']
+    """
+
+    def __init__(
+        self,
+        noise: Noise | None = None,
+        *,
+        n_steps: int = 10,
+        step_size: float | None = None,
+        noise_scale: float | None = None,
+        bounds: Bounds | None = None,
+        regulariser: float = 0.0,
+    ):
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
+
+    def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
+        return x, None
+
+
+class PersistentCD(_Langevin):
+    """Persistent contrastive divergence (Tieleman 2008): the chains go on where they ended.
+
+    Args:
+        noise: where the chains begin, once.
+        n_chains: how many there are.
+        n_steps: Langevin steps of each per training step.
+        step_size, noise_scale, bounds, regulariser: as for ContrastiveDivergence.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> estimator = PersistentCD(Gaussian(2), n_chains=64)
+    >>> _ = estimator(Quadratic(2), torch.randn(64, 2))
+    >>> estimator.state_dict()["chains"].shape
+    torch.Size([64, 2])
+    """
+
+    chains: Tensor
+
+    def __init__(
+        self,
+        noise: Noise,
+        *,
+        n_chains: int = 500,
+        n_steps: int = 10,
+        step_size: float | None = None,
+        noise_scale: float | None = None,
+        bounds: Bounds | None = None,
+        regulariser: float = 0.0,
+    ):
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
+        check_at_least("PersistentCD", "n_chains", n_chains, 1)
+        self.register_buffer("chains", torch.zeros(n_chains, *_event(noise)))
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {**super().settings, "n_chains": len(self.chains)}
+
+    def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
+        assert self.noise is not None
+        fresh = self.noise.sample(len(self.chains), generator=generator).to(self.chains)
+        return torch.where(self.started, self.chains, fresh), None
+
+    def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
+        self.chains.copy_(torch.where(usable, samples, self.chains))
+
+
+class MCMCLikelihood(_Langevin):
+    """Langevin maximum likelihood (Du and Mordatch 2019): chains from a replay buffer, some restarted from the noise.
+
+    Args:
+        noise: where new chains begin.
+        n_steps: K Langevin steps per training step; the paper tries 20, 50 and 100.
+        buffer_size: points in the replay buffer.
+        restart: the share of chains that begin anew at each training step.
+        step_size, noise_scale, bounds, regulariser: as for ContrastiveDivergence. Du and Mordatch regularise; here it
+            is an option.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> estimator = MCMCLikelihood(Gaussian(2), buffer_size=100)
+    >>> _ = estimator(Quadratic(2), torch.randn(64, 2))
+    >>> estimator.state_dict()["buffer.points"].shape
+    torch.Size([100, 2])
+    """
+
+    def __init__(
+        self,
+        noise: Noise,
+        *,
+        n_steps: int = 20,
+        buffer_size: int = 10_000,
+        restart: float = 0.05,
+        step_size: float | None = None,
+        noise_scale: float | None = None,
+        bounds: Bounds | None = None,
+        regulariser: float = 0.0,
+    ):
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
+        self.buffer = ReplayBuffer(_event(noise), buffer_size, restart)
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {**super().settings, "buffer_size": self.buffer.size, "restart": self.buffer.restart}
+
+    def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
+        assert self.noise is not None
+        return self.buffer.draw(len(x), self.noise, generator=generator)
+
+    def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
+        self.buffer.put(place, torch.where(per_event(usable.expand(len(samples)), samples), samples, torch.nan))
+
+
+def _event(noise: Noise) -> tuple[int, ...]:
+    device = next((buffer.device for buffer in noise.buffers()), torch.device("cpu"))
+    return tuple(noise.sample(1, generator=torch.Generator(device).manual_seed(0)).shape[1:])

@@ -1,0 +1,129 @@
+"""Noise-contrastive estimation: tell data from noise, and the classifier is the density."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from unnorm.estimators.base import Contrast, Estimator, check_at_least, contrast
+from unnorm.noise.base import Noise
+from unnorm.types import LogDensity, Objective
+
+__all__ = ["ENCE", "NCE", "ence_loss", "nce_loss"]
+
+LOG_LIMIT = 40.0  # of log L; e^40 and its gradient are far from float32's end, 3e38
+
+
+def nce_loss(g_data: Tensor, g_noise: Tensor, nu: float) -> Tensor:
+    """-E_data log h(x) - nu E_noise log(1 - h(x)), with h = sigmoid(g - log nu) and g = log p~ - log q - log Z.
+
+    Reduces over the last axis.
+
+    >>> nce_loss(torch.zeros(3, 5), torch.zeros(3, 5), nu=1.0)     # nothing to tell apart: 2 log 2
+    tensor([1.3863, 1.3863, 1.3863])
+    """
+    log_nu = math.log(nu)
+    return -logsigmoid(g_data - log_nu).mean(-1) - nu * logsigmoid(log_nu - g_noise).mean(-1)
+
+
+def ence_loss(g_data: Tensor, g_noise: Tensor) -> tuple[Tensor, Tensor]:
+    """L = (E_data exp(-g/2) + E_noise exp(g/2)) / 2 as a surrogate with the gradient of L, and log L.
+
+    L is summed in the log domain. Where log L exceeds 40 the surrogate's gradient is that of L times e^(40 - log L):
+    the same direction, a length that floats can hold. Normalised gradients (NGD) do not see the difference.
+
+    >>> surrogate, log_loss = ence_loss(torch.zeros(5), torch.zeros(5))
+    >>> surrogate, log_loss                                          # L = 1 where nothing tells them apart
+    (tensor(1.), tensor(0.))
+    >>> [torch.isfinite(number).item() for number in ence_loss(torch.full((5,), -1e6), torch.zeros(5))]
+    [True, True]
+    """
+    terms = [-g_data / 2 - math.log(2 * g_data.shape[-1]), g_noise / 2 - math.log(2 * g_noise.shape[-1])]
+    log_loss = torch.logsumexp(torch.cat(terms, -1), -1)
+    excess = (log_loss.detach() - LOG_LIMIT).clamp(min=0)
+    return torch.exp(log_loss - excess), log_loss.detach()
+
+
+class _Classifier(Estimator):
+    """What NCE and eNCE share: the ratios g at data and noise, with log Z a learned Parameter."""
+
+    def __init__(self, noise: Noise, nu: float):
+        super().__init__()
+        check_at_least(type(self).__name__, "nu", nu, 1)
+        self.noise, self.nu = noise, nu
+        self.log_z = nn.Parameter(torch.zeros(()))
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {**super().settings, "nu": self.nu}
+
+    def _ratios(
+        self, model: LogDensity, x: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Contrast]:
+        seen = contrast(model, self.noise, x, round(self.nu * len(x)), generator=generator)
+        with torch.no_grad():
+            log_q = self.noise.log_prob(x)
+        return seen.log_p_data - log_q - self.log_z, seen.log_w - self.log_z, seen
+
+    def _info(self, seen: Contrast, loss: Tensor) -> dict[str, Tensor]:
+        log_z = self.log_z.detach()
+        value = seen.nll(log_z if self.training else None)
+        return {"value": value, "log_z": log_z.clone(), "ess": seen.ess(), "loss": loss.detach()}
+
+
+class NCE(_Classifier):
+    """Noise-contrastive estimation (Gutmann and Hyvarinen 2010, 2012), with log Z learned.
+
+    Minimises -E_data log h - nu E_noise log(1 - h), where h = p~ / (p~ + nu Z q) is the probability that a point is
+    data. One forward pass over data and noise.
+
+    Args:
+        noise: q.
+        nu: noise draws per data point, at least 1.
+
+    `info` has `value` (the negative log-likelihood under the learned log Z; in eval mode under the draws' own mean
+    weight), `log_z`, `ess`, and `loss`, the number that is minimised.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> estimator = NCE(Gaussian(2), nu=2)
+    >>> objective = estimator(Quadratic(2), torch.zeros(8, 2), generator=torch.Generator().manual_seed(0))
+    >>> sorted(objective.info), [name for name, _ in estimator.named_parameters()]
+    (['ess', 'log_z', 'loss', 'value'], ['log_z'])
+    """
+
+    def __init__(self, noise: Noise, *, nu: float = 1.0):
+        super().__init__(noise, nu)
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        g_data, g_noise, seen = self._ratios(model, x, generator)
+        loss = nce_loss(g_data, g_noise, self.nu)
+        return Objective(loss, self._info(seen, loss))
+
+
+class ENCE(_Classifier):
+    """Noise-contrastive estimation with the exponential loss (Liu et al. 2022), made for `optim.NGD`.
+
+    Minimises (E_data exp(-g/2) + E_noise exp(g/2)) / 2 with g = log p~ - log q - log Z; log Z is learned. The loss
+    is better conditioned than NCE's where the noise is far from the data, and is summed so that it cannot overflow.
+
+    Args:
+        noise: q.
+        nu: noise draws per data point, at least 1.
+
+    `info` as NCE's, with `loss` the logarithm of the loss.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> estimator = ENCE(Gaussian(2))
+    >>> objective = estimator(Quadratic(2), torch.zeros(8, 2), generator=torch.Generator().manual_seed(0))
+    >>> sorted(objective.info)
+    ['ess', 'log_z', 'loss', 'value']
+    """
+
+    def __init__(self, noise: Noise, *, nu: float = 1.0):
+        super().__init__(noise, nu)
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        g_data, g_noise, seen = self._ratios(model, x, generator)
+        surrogate, log_loss = ence_loss(g_data, g_noise)
+        return Objective(surrogate, self._info(seen, log_loss))

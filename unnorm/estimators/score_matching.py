@@ -1,0 +1,172 @@
+"""Score matching: fit the gradient of log p~ in x, which knows nothing of Z.
+
+All three differentiate the score once more for the parameters. `torch.compile` cannot differentiate a compiled model
+twice, so that these refuse one.
+"""
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+from unnorm.estimators.base import Estimator, check_at_least
+from unnorm.samplers.base import relative_score
+from unnorm.types import LogDensity, Objective, log_density
+
+__all__ = [
+    "DenoisingScoreMatching",
+    "ScoreMatching",
+    "SlicedScoreMatching",
+    "denoising_loss",
+    "score_matching_loss",
+]
+
+
+def score_matching_loss(score: Tensor, curvature: Tensor) -> Tensor:
+    """E[|s|^2 / 2 + tr(ds/dx)], which is Fisher's divergence up to a constant of the data (Hyvarinen 2005).
+
+    Args:
+        score: (..., n, d).
+        curvature: the trace of the Jacobian of s, or an unbiased estimate of it, (..., n).
+
+    >>> score_matching_loss(torch.ones(3, 5, 2), -torch.ones(3, 5))
+    tensor([0., 0., 0.])
+    """
+    return (score.square().sum(-1) / 2 + curvature).mean(-1)
+
+
+def denoising_loss(score: Tensor, noise: Tensor, sigma: float) -> Tensor:
+    """E|sigma s(x + sigma xi) + xi|^2 / 2: the score at a noisy point should lead back (Vincent 2011).
+
+    Args:
+        score: at the noisy points, (..., n, d).
+        noise: xi, (..., n, d).
+        sigma: the noise's standard deviation.
+
+    >>> denoising_loss(-torch.ones(5, 2), torch.ones(5, 2), sigma=1.0)
+    tensor(0.)
+    """
+    return (sigma * score + noise).square().sum(-1).mean(-1) / 2
+
+
+def _differentiable_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as a leaf, (n, *event), and the score there with its graph, (n, d)."""
+    if hasattr(model, "_orig_mod"):
+        raise InvalidValue(
+            "Score matching differentiates the model twice, which torch.compile cannot: give the model uncompiled."
+        )
+    x = x.detach().clone().requires_grad_()
+    log_p = log_density(model, x)
+    if not log_p.requires_grad:
+        raise InvalidValue("The model's log density does not depend on x: it has no score.")
+    (score,) = torch.autograd.grad(log_p.sum(), x, create_graph=True)
+    return x, score.flatten(1)
+
+
+def _derivative(along: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the sum of `along` in x, flat; a piecewise linear network has none."""
+    found = (
+        torch.autograd.grad(along.sum(), x, create_graph=True, allow_unused=True)[0] if along.requires_grad else None
+    )
+    if found is None:
+        raise InvalidValue(
+            "The model's score does not change with x: score matching needs second derivatives, "
+            "which a piecewise linear network (relu) has not. Use a smooth activation such as silu."
+        )
+    return found.flatten(1)
+
+
+def _objective(loss: Tensor, score: Tensor, x: Tensor) -> Objective:
+    return Objective(loss, {"value": loss.detach(), "score": relative_score(score, x)})
+
+
+class ScoreMatching(Estimator):
+    """Exact score matching (Hyvarinen 2005): E[|s|^2 / 2 + tr(ds/dx)], the trace by one backward pass per coordinate.
+
+    For few dimensions; `SlicedScoreMatching` costs one backward pass in any. The model must be smooth.
+
+    `info` has `value`, the loss, and `score`, the size of the score in units of 1 / the data's spread.
+
+    >>> from unnorm import Quadratic
+    >>> ScoreMatching()(Quadratic(3), torch.ones(8, 3)).info["value"]           # 3/2 - 3
+    tensor(-1.5000)
+    """
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        with torch.enable_grad():
+            x, score = _differentiable_score(model, x)
+            columns = range(score.shape[1])
+            trace = torch.stack([_derivative(score[:, i], x)[:, i] for i in columns]).sum(0)
+            loss = score_matching_loss(score, trace)
+        return _objective(loss, score, x)
+
+
+class SlicedScoreMatching(Estimator):
+    """Sliced score matching (Song et al. 2019): the trace by random directions, E_v[v.(ds/dx) v].
+
+    The variant with reduced variance, which keeps |s|^2 exact. Directions are random signs, whose estimate of the
+    trace has no variance from the diagonal (Hutchinson 1990).
+
+    Args:
+        n_slices: directions per point.
+
+    `info` has `value`, the loss, and `score`.
+
+    >>> from unnorm import Quadratic
+    >>> SlicedScoreMatching()(Quadratic(3), torch.ones(8, 3)).info["value"]     # exact for a diagonal Jacobian
+    tensor(-1.5000)
+    """
+
+    def __init__(self, *, n_slices: int = 1):
+        super().__init__()
+        check_at_least("SlicedScoreMatching", "n_slices", n_slices, 1)
+        self.n_slices = n_slices
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {**super().settings, "n_slices": self.n_slices}
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        with torch.enable_grad():
+            x, score = _differentiable_score(model, x)
+            trace = torch.zeros_like(score[:, 0])
+            for _ in range(self.n_slices):
+                bits = torch.randint(2, score.shape, generator=generator, device=x.device)
+                signs = 2 * bits.to(x.dtype) - 1
+                trace = trace + (_derivative(score * signs, x) * signs).sum(-1) / self.n_slices
+            loss = score_matching_loss(score, trace)
+        return _objective(loss, score, x)
+
+
+class DenoisingScoreMatching(Estimator):
+    """Denoising score matching (Vincent 2011): E|sigma s(x + sigma xi) + xi|^2 / 2.
+
+    Learns the density of the data *plus* Gaussian noise of standard deviation sigma: small sigma, small bias, large
+    variance. First derivatives in x are enough.
+
+    Args:
+        sigma: the noise's standard deviation, in the units of the model.
+
+    `info` has `value`, the loss, and `score`.
+
+    >>> from unnorm import Quadratic
+    >>> estimator = DenoisingScoreMatching(sigma=0.3)
+    >>> estimator(Quadratic(3), torch.zeros(8, 3), generator=torch.Generator().manual_seed(0)).info["value"] > 0
+    tensor(True)
+    """
+
+    def __init__(self, *, sigma: float = 0.1):
+        super().__init__()
+        if not sigma > 0:
+            raise InvalidValue(f"The 'sigma' of DenoisingScoreMatching must be positive. Got {sigma}.")
+        self.sigma = sigma
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        return {**super().settings, "sigma": self.sigma}
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        with torch.enable_grad():
+            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            _, score = _differentiable_score(model, x + self.sigma * noise)
+            loss = denoising_loss(score, noise.flatten(1), self.sigma)
+        return _objective(loss, score, x)

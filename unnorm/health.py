@@ -1,0 +1,136 @@
+"""The health monitor: never look converged while diverging.
+
+A falling loss is no evidence. `fit` shows the monitor the numbers of every tenth step; when they leave the region of
+sense it warns once for each cause, by name, with the numbers and the change that usually cures it.
+"""
+
+import statistics
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from unnorm.errors import HealthWarning, Unhealthy
+
+__all__ = ["EVERY", "RULES", "Health", "Rule"]
+
+EVERY = 10  # steps from one look to the next: reading numbers off a device costs a synchronisation
+MEMORY = 10  # looks that are remembered, a hundred steps
+
+Reading: TypeAlias = Mapping[str, float]
+Rule: TypeAlias = Callable[[Sequence[Reading], int, int], str | None]
+"""(readings, oldest first; numbers in one event; batch) -> what is wrong and what usually cures it, or None."""
+
+SMALLER_STEPS = "Leave out the fixed step size (one is found then), or make it smaller; or lower the learning rate."
+
+
+def energy_gap(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """Samples of the model and data should have nearly the same log p~: they are to become the same."""
+    now = readings[-1]
+    if "distance" not in now or abs(now["value"]) < 20 + 2 * event:
+        return None
+    return f"log p~ of the model's samples differs from that of the data by {now['value']:.4g} nats. {SMALLER_STEPS}"
+
+
+def distance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """Samples of the model should lie where the data do."""
+    far = readings[-1].get("distance", 1.0)
+    if far < 5:
+        return None
+    return f"the model's samples lie {far:.3g} of the data's spreads from their mean. {SMALLER_STEPS}"
+
+
+def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """Langevin steps that Metropolis' rule would refuse do not sample the model."""
+    recent = [reading["acceptance"] for reading in readings[-3:] if "acceptance" in reading]
+    if len(recent) < 3 or max(recent) > 0.1:
+        return None
+    step_size = readings[-1].get("step_size", float("nan"))
+    return (
+        f"Metropolis' rule accepts {recent[-1]:.2g} of the Langevin steps of size {step_size:.3g}: "
+        f"they do not sample the model. {SMALLER_STEPS}"
+    )
+
+
+def score(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """A density with details a few hundred times finer than the data's spread is fitting single points."""
+    size = readings[-1].get("score", 0.0)
+    if size < 300:
+        return None
+    return (
+        f"the score is {size:.3g} in units of 1 / the data's spread: the model has details finer than any data show. "
+        "Lower the learning rate; repeated or discrete values have no density to match."
+    )
+
+
+def weights(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """Importance weights carried by a draw or two say nothing about Z."""
+    shares = [reading["ess"] for reading in readings if "ess" in reading]
+    if len(shares) < 5 or (share := statistics.median(shares)) * min(batch, 500) > 3:
+        return None
+    return (
+        f"the effective share of the noise draws is {share:.2g} ({share * batch:.1f} of {batch}): "
+        "the tracked log Z stands on single draws. Use more noise draws, or a noise closer to the data."
+    )
+
+
+def log_z_jump(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+    """The tracked or learned log Z should settle, not run."""
+    values = [reading[name] for reading in readings for name in ("log_u", "log_z") if name in reading]
+    limit = 20 + 2 * event
+    if len(values) < 2 or abs(values[-1] - values[0]) < limit:
+        return None
+    return (
+        f"log Z moved from {values[0]:.4g} to {values[-1]:.4g} within {EVERY * (len(values) - 1)} steps. "
+        "Lower the learning rate, use more noise draws, or a noise closer to the data."
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "energy-gap": energy_gap,
+    "distance": distance,
+    "acceptance": acceptance,
+    "score": score,
+    "weights": weights,
+    "log-z-jump": log_z_jump,
+}
+
+
+class Health:
+    """Looks at the numbers of training steps and says, once for each rule, when they leave the region of sense.
+
+    Args:
+        event: how many numbers one event has.
+        batch: how many data points a step sees.
+        strict: raise `Unhealthy` instead of warning.
+        told: warnings of an earlier part of the same run; these are not repeated.
+
+    >>> health = Health(event=2, batch=500, strict=True)
+    >>> health.look(10, {"value": -0.3, "distance": 1.0, "acceptance": 0.6, "score": 4.0})
+    >>> health.look(20, {"value": -475.0, "distance": 1.0, "acceptance": 0.0, "score": 90.0})
+    Traceback (most recent call last):
+    unnorm.errors.Unhealthy: At step 20, energy-gap: log p~ of the model's samples differs ... by -475 nats. ...
+    """
+
+    def __init__(self, event: int, batch: int, *, strict: bool = False, told: Sequence[str] = ()):
+        self.event, self.batch, self.strict = event, batch, strict
+        self.told = list(told)
+        self._names = {name for name in RULES for line in told if f", {name}: " in line}
+        self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
+
+    def due(self, t: int) -> bool:
+        return t % EVERY == 0
+
+    def look(self, t: int, numbers: Reading) -> None:
+        """Judge the numbers of step `t`."""
+        self._readings.append(dict(numbers))
+        for name, rule in RULES.items():
+            if name in self._names:
+                continue
+            if found := rule(tuple(self._readings), self.event, self.batch):
+                line = f"At step {t}, {name}: {found}"
+                self._names.add(name)
+                self.told.append(line)
+                if self.strict:
+                    raise Unhealthy(line)
+                warnings.warn(line, HealthWarning, stacklevel=2)

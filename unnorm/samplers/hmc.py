@@ -1,0 +1,126 @@
+"""Hamiltonian Monte Carlo."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+from unnorm.samplers.base import (
+    Bounds,
+    Info,
+    Position,
+    check_bounds,
+    check_step_size,
+    log_density_and_score,
+    metropolis,
+    per_event,
+    sum_event,
+)
+from unnorm.types import LogDensity
+
+__all__ = ["HMC", "Phase", "leapfrog"]
+
+ENERGY_LIMIT = 1000.0  # nats of energy error beyond which a trajectory counts as divergent, as Stan has it
+
+
+class Phase(NamedTuple):
+    """A point of phase space: where, and with which momentum."""
+
+    position: Position
+    momentum: Tensor
+
+
+def leapfrog(
+    phase: Phase,
+    log_density: LogDensity,
+    step_size: float | Tensor,
+    n_steps: int,
+    *,
+    variance: float | Tensor = 1.0,
+    bounds: Bounds | None = None,
+) -> Phase:
+    """`n_steps` leapfrog steps of H(x, r) = -log p~(x) + sum(variance r^2) / 2: reversible, volume-preserving, order 2.
+
+    `variance` is the inverse of the diagonal mass matrix. At a bound a coordinate is reflected and its momentum turned.
+
+    >>> log_p = lambda x: -x.square().sum(-1) / 2
+    >>> start = Position(torch.ones(1, 1), *log_density_and_score(log_p, torch.ones(1, 1)))
+    >>> end = leapfrog(Phase(start, torch.zeros(1, 1)), log_p, torch.pi / 100, 100)       # half a turn
+    >>> round(end.position.x.item(), 3)
+    -1.0
+    """
+    (x, log_p, score), momentum = phase
+    for _ in range(n_steps):
+        momentum = momentum + 0.5 * step_size * score
+        x = x + step_size * variance * momentum
+        if bounds is not None:
+            x, momentum = _reflect(x, momentum, bounds)
+        log_p, score = log_density_and_score(log_density, x)
+        momentum = momentum + 0.5 * step_size * score
+    return Phase(Position(x, log_p, score), momentum)
+
+
+def _reflect(x: Tensor, momentum: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Fold the line into the box like a strip of paper; an odd number of folds turns the momentum."""
+    low, high = bounds
+    place = torch.remainder(x - low, 2 * (high - low))
+    turned = place > high - low
+    folded = torch.where(turned, 2 * (high - low) - place, place) + low
+    return folded.clamp(low, high), torch.where(turned, -momentum, momentum)
+
+
+@dataclass(frozen=True)
+class HMC:
+    """Hamiltonian Monte Carlo with leapfrog steps and a diagonal mass matrix (Neal 2011).
+
+    Args:
+        step_size: of the leapfrog integrator; `run(..., warmup=)` finds one, and the variances.
+        n_leapfrog: leapfrog steps in one transition.
+        variance: the target's variances, the inverse mass; broadcast against the event.
+        jitter: each chain's step size is drawn anew, uniform within this share of it, so that no orbit closes.
+        bounds: a box at whose walls the trajectories are reflected.
+
+    >>> sampler, log_p = HMC(0.3), lambda x: -x.square().sum(-1) / 2
+    >>> state, info = sampler.step(sampler.init(torch.zeros(4, 2), log_p), log_p)
+    >>> bool((info.acceptance > 0.8).all())
+    True
+    """
+
+    step_size: float | Tensor = 0.1
+    n_leapfrog: int = 10
+    variance: float | Tensor = 1.0
+    jitter: float = 0.2
+    bounds: Bounds | None = None
+    target: ClassVar[float] = 0.8
+
+    def __post_init__(self) -> None:
+        check_step_size("HMC", self.step_size)
+        check_bounds(self.bounds)
+        if self.n_leapfrog < 1:
+            raise InvalidValue(f"The 'n_leapfrog' of HMC must be at least 1. Got {self.n_leapfrog}.")
+        if not 0 <= self.jitter < 1:
+            raise InvalidValue(f"The 'jitter' of HMC must be in [0, 1). Got {self.jitter}.")
+        if not isinstance(self.variance, Tensor) and not self.variance > 0:
+            raise InvalidValue(f"The 'variance' of HMC must be positive. Got {self.variance}.")
+
+    def init(self, x: Tensor, log_density: LogDensity) -> Position:
+        return Position(x.detach(), *log_density_and_score(log_density, x))
+
+    def step(
+        self, state: Position, log_density: LogDensity, *, generator: torch.Generator | None = None
+    ) -> tuple[Position, Info]:
+        x = state.x
+        momentum = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) / self.variance**0.5
+        step_size: float | Tensor = self.step_size
+        if self.jitter:
+            uniform = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype)
+            step_size = step_size * per_event(1 + self.jitter * (2 * uniform - 1), x)
+        end = leapfrog(
+            Phase(state, momentum), log_density, step_size, self.n_leapfrog, variance=self.variance, bounds=self.bounds
+        )
+        before = state.log_p - sum_event(self.variance * momentum.square()) / 2
+        after = end.position.log_p - sum_event(self.variance * end.momentum.square()) / 2
+        chosen, info = metropolis(state, end.position, after - before, generator)
+        return chosen, info._replace(divergent=info.divergent | (after - before < -ENERGY_LIMIT))
