@@ -120,6 +120,7 @@ class TestFit:
         ],
     )
     @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # 60 steps leave a plain network far off
+    @pytest.mark.filterwarnings("ignore::unnorm.errors.MixingWarning")
     def test_options(self, options):
         assert unnorm("fit", table("t.csv", points()), *SMALL, *options) == 0
 

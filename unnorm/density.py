@@ -13,14 +13,14 @@ from unnorm import archive
 from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import R_HAT_LIMIT, believable, preferred
+from unnorm.diagnostics import LEAST_ESS, R_HAT_LIMIT, believable, preferred
 from unnorm.draws import STARTS, Draws, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise
 from unnorm.partition.grid import CELLS, Grid, bounding_box, evaluate, mass_outside, summary
 from unnorm.partition.importance import importance, log_weights
-from unnorm.types import LogZ, log_density
+from unnorm.types import LogZ, effective_sample_size, log_density
 
 __all__ = ["Density"]
 
@@ -178,12 +178,21 @@ class Density(nn.Module):
         return grid.centres(place + within)
 
     def _resample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Noise draws chosen by their weights: roughly samples of the model, where chains can start."""
+        """Noise draws chosen by their weights, where these allow it: roughly samples of the model."""
         found = self.log_zs["importance"]
         wanted = math.ceil(4 * n * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
         z, log_w = log_weights(self.model, self.noise, draws, generator=generator, keep=True)
         assert z is not None
+        ess = float(effective_sample_size(log_w))
+        if ess < LEAST_ESS:
+            warnings.warn(
+                f"The weights of {draws} noise draws amount to {ess:.0f} independent ones: the chains start from the "
+                "noise itself, and may give whole regions the wrong weight. A noise closer to the data would help.",
+                WeightsWarning,
+                stacklevel=4,
+            )
+            return z[:n]
         return z[torch.multinomial(torch.softmax(log_w, 0), n, replacement=True, generator=generator)]
 
     def save(self, folder: Path | str) -> None:

@@ -14,6 +14,7 @@ from unnorm.types import LogZ, effective_sample_size
 
 __all__ = [
     "KHAT_LIMIT",
+    "LEAST_ESS",
     "R_HAT_LIMIT",
     "Verdict",
     "believable",

@@ -17,7 +17,7 @@ __all__ = ["STARTS", "Draws", "by_hmc"]
 
 STARTS = 2000  # points from which by_hmc learns the target's shape
 LEAST_CHAINS, MOST_CHAINS = 32, 1024
-DRAWS, WARM_UP = 100, 150  # of each chain; R-hat of much shorter ones scatters
+DRAWS, WARM_UP = 100, 100  # of each chain; R-hat of much shorter ones scatters
 WIDEST = 512  # coordinates up to which the target's full covariance is used
 
 

@@ -1,5 +1,6 @@
 """Hamiltonian Monte Carlo."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ from unnorm.types import LogDensity
 
 __all__ = ["HMC", "Phase", "leapfrog"]
 
+MOST_LEAPFROG = 64
 ENERGY_LIMIT = 1000.0  # nats of energy error beyond which a trajectory counts as divergent, as Stan has it
 
 
@@ -77,7 +79,8 @@ class HMC:
 
     Args:
         step_size: of the leapfrog integrator; `run(..., warmup=)` finds one, and the variances.
-        n_leapfrog: leapfrog steps in one transition.
+        n_leapfrog: leapfrog steps in one transition; when None as many as make a quarter turn of a Gaussian with these
+            variances, at most 64.
         variance: the target's variances, the inverse mass; broadcast against the event.
         jitter: each chain's step size is drawn anew, uniform within this share of it, so that no orbit closes.
         bounds: a box at whose walls the trajectories are reflected.
@@ -89,7 +92,7 @@ class HMC:
     """
 
     step_size: float | Tensor = 0.1
-    n_leapfrog: int = 10
+    n_leapfrog: int | None = None
     variance: float | Tensor = 1.0
     jitter: float = 0.2
     bounds: Bounds | None = None
@@ -98,12 +101,17 @@ class HMC:
     def __post_init__(self) -> None:
         check_step_size("HMC", self.step_size)
         check_bounds(self.bounds)
-        if self.n_leapfrog < 1:
+        if self.n_leapfrog is not None and self.n_leapfrog < 1:
             raise InvalidValue(f"The 'n_leapfrog' of HMC must be at least 1. Got {self.n_leapfrog}.")
         if not 0 <= self.jitter < 1:
             raise InvalidValue(f"The 'jitter' of HMC must be in [0, 1). Got {self.jitter}.")
         if not isinstance(self.variance, Tensor) and not self.variance > 0:
             raise InvalidValue(f"The 'variance' of HMC must be positive. Got {self.variance}.")
+
+    def _n_leapfrog(self) -> int:
+        if self.n_leapfrog is not None:
+            return self.n_leapfrog
+        return min(max(1, round(math.pi / 2 / float(self.step_size))), MOST_LEAPFROG)
 
     def init(self, x: Tensor, log_density: LogDensity) -> Position:
         return Position(x.detach(), *log_density_and_score(log_density, x))
@@ -118,7 +126,12 @@ class HMC:
             uniform = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype)
             step_size = step_size * per_event(1 + self.jitter * (2 * uniform - 1), x)
         end = leapfrog(
-            Phase(state, momentum), log_density, step_size, self.n_leapfrog, variance=self.variance, bounds=self.bounds
+            Phase(state, momentum),
+            log_density,
+            step_size,
+            self._n_leapfrog(),
+            variance=self.variance,
+            bounds=self.bounds,
         )
         before = state.log_p - sum_event(self.variance * momentum.square()) / 2
         after = end.position.log_p - sum_event(self.variance * end.momentum.square()) / 2
