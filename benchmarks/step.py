@@ -1,34 +1,39 @@
-"""One MECO step against the floor: the same forward and backward over the same points, and the same optimizer.
+"""One MECO step against the floor, and one step of every other method against MECO's.
 
     python benchmarks/step.py [--quick]
 
 The MECO step is what `unnorm.fit` repeats: draw a batch and noise, one forward over both, the tracked objective, the
-finiteness check, backward and optimizer through Lightning Fabric. The floor takes the 1,000 points ready-made and a
-plain mean as its loss. All run in one process, interleaved, medians; the floor against itself shows the noise.
+finiteness check, backward and optimizer through Lightning Fabric. The floor is the same forward and backward over the
+same 1,000 points, ready-made, with a plain mean as its loss. All run in one process, interleaved, medians; the floor
+against itself shows the noise. The methods have the defaults of the command line (mcmc: 20 Langevin steps). The
+paper's ratios are from its Table 1.
 """
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
+from cells import METHODS
 from figures import figure
 from lightning_fabric import Fabric
+from timing import medians
 
-from unnorm import MECO, MLP, Gaussian, step
+from unnorm import MLP, Gaussian, step
 from unnorm.data import toy
 from unnorm.optim import adam
+from unnorm.settings import Job
 
 BATCH = 500
+TABLE_1 = {"meco": 1.0, "nce": 1.05, "ence": 1.01, "mcmc": 10.5}
 
 
-def meco_step(generator: torch.Generator) -> Callable[[], None]:
+def method_step(name: str, generator: torch.Generator) -> Callable[[], None]:
     x = toy("8gaussians").sample(50_000, generator=generator)
-    model, estimator = MLP(2, generator=generator), MECO(Gaussian.fit(x))
+    model, estimator = MLP(2, generator=generator), Job("8gaussians", estimator=name).build_estimator(Gaussian.fit(x))
     fabric = Fabric(accelerator="cpu", devices=1)
-    wrapped, optimizer = fabric.setup(model, adam(model.parameters(), lr=1e-3))
+    parameters = [*model.parameters(), *estimator.parameters()]
+    wrapped, optimizer = fabric.setup(model, adam(parameters, lr=1e-3))
 
     def once() -> None:
         index = torch.randint(len(x), (BATCH,), generator=generator)
@@ -50,30 +55,39 @@ def floor_step(generator: torch.Generator) -> Callable[[], None]:
     return once
 
 
-def medians(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, one call of each in turn."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 20):
-        for name, once in steps.items():
-            began = time.perf_counter()
-            once()
-            if turn >= 20:
-                times[name].append(1000 * (time.perf_counter() - began))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def main() -> bool:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
-    rounds = 300 if parser.parse_args().quick else 1500
-    generator = torch.Generator().manual_seed(0)
-    steps = {"meco": meco_step(generator), "floor": floor_step(generator), "floor again": floor_step(generator)}
+def against_floor(rounds: int, generator: torch.Generator) -> float:
+    steps = {"meco": method_step("meco", generator)}
+    steps |= {name: floor_step(generator) for name in ("floor", "floor again")}
     found = medians(steps, rounds)
     print(f"3x300 MLP, batch {BATCH} + {BATCH} noise, {torch.get_num_threads()} threads, {rounds} rounds interleaved")
     for name, milliseconds in found.items():
         print(f"  {name:12s} {milliseconds:8.3f} ms")
     print(f"  floor against itself: {found['floor again'] / found['floor']:.3f}")
-    return figure("meco step / floor, cpu", found["meco"] / found["floor"], 1.10)
+    return found["meco"] / found["floor"]
+
+
+def against_meco(rounds: int, generator: torch.Generator) -> dict[str, float]:
+    found = medians({name: method_step(name, generator) for name in METHODS}, rounds, warmup=5)
+    ratios = {name: milliseconds / found["meco"] for name, milliseconds in found.items()}
+    print(f"every method, {rounds} rounds interleaved")
+    print("  method        ms   / meco   paper")
+    for name, ratio in ratios.items():
+        print(f"  {name:8s} {found[name]:7.2f}  {ratio:7.2f}  {TABLE_1.get(name, ''):>6}")
+    return ratios
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
+    quick = parser.parse_args().quick
+    generator = torch.Generator().manual_seed(0)
+    floor_ratio = against_floor(300 if quick else 1500, generator)
+    ratios = against_meco(25 if quick else 200, generator)
+    ok = figure("meco step / floor, cpu", floor_ratio, 1.10)
+    for name, ratio in ratios.items():
+        if name != "meco":
+            figure(f"{name} step / meco, cpu", ratio)
+    return ok
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 
 from unnorm.cli import main
 from unnorm.data import toy
+from unnorm.errors import HealthWarning
 
 SMALL = ["--hidden", "16,16", "--steps", "60", "--n-importance", "2000"]
 
@@ -117,6 +118,16 @@ class TestFit:
             ["--iterate", "best"],
             ["--schedule", "pl", "--mu", "2", "--n-noise", "100"],
             ["--gamma", "0.5", "--beta", "0.5", "--precision", "bf16"],
+            ["--estimator", "nce", "--nu", "2", "--optimizer", "ngd", "--lr", "0.01"],
+            ["--estimator", "ence", "--optimizer", "ngd", "--lr", "0.01"],
+            ["--estimator", "snl", "--n-noise", "100"],
+            ["--estimator", "mcmc", "--n-steps", "2", "--buffer-size", "600", "--restart", "0.1"],
+            ["--estimator", "cd", "--n-steps", "2", "--step-size", "0.01", "--noise-scale", "0.1", "--iterate", "best"],
+            ["--estimator", "pcd", "--n-steps", "2", "--n-chains", "50", "--precision", "64"],
+            ["--estimator", "sm", "--strict"],
+            ["--estimator", "ssm", "--n-slices", "2", "--precision", "64"],
+            ["--estimator", "dsm", "--sigma", "0.2", "--precision", "bf16"],
+            ["--estimator", "cnce", "--sigma", "0.7", "--kappa", "2"],
         ],
     )
     @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # 60 steps leave a plain network far off
@@ -235,6 +246,24 @@ def write(name, text):
 MISTAKES = {
     "no data": (["fit"], "Missing DATA"),
     "unknown set": (["fit", "8gaussian"], "Unknown data set '8gaussian'. Did you mean '8gaussians'?"),
+    "option of another": (
+        ["fit", "moons", "--estimator", "nce", "--gamma", "0.5"],
+        "The estimator 'nce' has no option 'gamma'. Its options: 'nu'.",
+    ),
+    "steps of meco": (
+        ["fit", "moons", "--n-steps", "5"],
+        "The estimator 'meco' has no option 'n_steps'. Its options: 'gamma', 'tracker', 'n_noise'.",
+    ),
+    "relu and score matching": (
+        ["fit", "moons", "--estimator", "sm", "--activation", "relu"],
+        "'sm' needs second derivatives, which the activation 'relu' has not",
+    ),
+    "pl with another": (["fit", "moons", "--estimator", "cd", "--schedule", "pl"], "'pl' belongs to 'meco'"),
+    "nu below one": (["fit", "moons", "--estimator", "nce", "--nu", "0.5"], "'nu' of NCE must be at least 1. Got 0.5"),
+    "noise scale alone": (
+        ["fit", "moons", "--estimator", "cd", "--noise-scale", "1"],
+        "belongs to a fixed 'step_size'",
+    ),
     "no such file": (["fit", "nothing.csv"], "There is no file 'nothing.csv'"),
     "empty file": (["fit", "empty.csv"], "'empty.csv' is empty"),
     "one row": (["fit", "one.csv"], "'one.csv' has 1 row"),
@@ -481,3 +510,34 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
     records = Path("run/history.jsonl").read_text().splitlines()
     step = json.loads(records[-1])["step"]
     assert unnorm("fit", "--resume", "run", "--steps", step + 50) == 0
+
+
+DIVERGING = ["fit", "8gaussians", "--estimator", "cd", "--step-size", "0.3", "--model", "mlp", "--steps", "120"]
+
+
+def test_strict_stops_a_diverging_run(capsys):
+    assert unnorm(*DIVERGING, "--hidden", "64,64", "--lr", "0.01", "--strict") == 1
+    said = capsys.readouterr().err
+    assert "unnorm: error: At step" in said
+    assert "Leave out the fixed step size" in said
+
+
+def test_a_diverging_run_is_not_trusted(capsys):
+    """Not told to stop, it goes on, says so once for each cause, and the verdict remembers."""
+    with pytest.warns(HealthWarning):
+        unnorm(*DIVERGING, "--hidden", "64,64", "--lr", "0.003")
+    result = json.loads(Path("runs/8gaussians/result.json").read_text())
+    assert result["verdict_level"] != "TRUST"
+    assert "the health monitor warned in training (at step" in result["verdict"]
+    assert len(result["warnings"]) == len({line.split(", ")[1].split(":")[0] for line in result["warnings"]})
+
+
+def test_sample_says_how_good_it_is(capsys):
+    unnorm("fit", table("t.csv", points()), *SMALL)
+    capsys.readouterr()
+    assert unnorm("sample", "runs/t", "-n", "50", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == "hmc"
+    assert 0.9 < found["r_hat"] < 1.05
+    assert unnorm("sample", "runs/t", "-n", "50", "--out", "s.csv") == 0
+    assert "Hamiltonian Monte Carlo: R-hat 1.0" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from torch import nn
 
 from unnorm.errors import InvalidValue
 from unnorm.iterates import Iterates, polynomial_average
-from unnorm.optim import PL, Constant, Cosine, Power, adam, rates, set_rates, sgd
+from unnorm.optim import NGD, PL, Constant, Cosine, Power, adam, rates, set_rates, sgd
 
 
 def gradients(n=50):
@@ -108,6 +108,73 @@ def test_pl_rates_tie_gamma_and_beta_to_the_step_before():
         assert found.gamma(t) == found.beta(t) == min(1.0, 0.5 * 3.0 * found.eta(t - 1))
 
 
+class TestNGD:
+    def steps(self, optimizer, theta, every):
+        for g in every:
+            theta.grad = g.clone()
+            optimizer.step()
+        return theta.detach()
+
+    def test_equals_the_definition_over_all_parameters_together(self):
+        one, two = (nn.Parameter(torch.zeros(4, dtype=torch.float64)) for _ in range(2))
+        optimizer = NGD([one, two], lr=0.1)
+        slow = torch.zeros(8, dtype=torch.float64)
+        for g in gradients().reshape(-1, 8):
+            one.grad, two.grad = g[:4].clone(), g[4:].clone()
+            optimizer.step()
+            slow -= 0.1 * g / g.norm()
+        torch.testing.assert_close(torch.cat([one, two]).detach(), slow)
+
+    def test_beta_normalises_the_moving_average(self):
+        theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        found = self.steps(NGD([theta], lr=0.1, beta=0.3), theta, gradients())
+        slow, v = torch.zeros(4, dtype=torch.float64), None
+        for g in gradients():
+            v = g if v is None else 0.7 * v + 0.3 * g
+            slow = slow - 0.1 * v / v.norm()
+        torch.testing.assert_close(found, slow)
+
+    def test_every_step_has_the_same_length(self):
+        """From 1e-30 to 1e38, near the ends of float32."""
+        for size in (1e-30, 1.0, 1e38):
+            theta = nn.Parameter(torch.zeros(4))
+            found = self.steps(NGD([theta], lr=0.5), theta, [torch.tensor([1.0, -1.0, 1.0, -1.0]) * size])
+            torch.testing.assert_close(found, torch.tensor([-0.25, 0.25, -0.25, 0.25]))
+
+    def test_a_zero_gradient_moves_nothing(self):
+        theta = nn.Parameter(torch.ones(4))
+        assert torch.equal(self.steps(NGD([theta], lr=0.5), theta, [torch.zeros(4)]), torch.ones(4))
+
+    def test_parameters_without_gradient_are_left_alone(self):
+        used, unused = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1))
+        optimizer = NGD([used, unused], lr=0.5)
+        optimizer.step()
+        used.grad = torch.ones(1)
+        optimizer.step()
+        assert (used.item(), unused.item()) == (-0.5, 1.0)
+
+    def test_follows_sequences(self):
+        theta = nn.Parameter(torch.zeros(1))
+        optimizer = NGD([theta], lr=1.0)
+        set_rates(optimizer, eta=0.25, beta=0.5)
+        theta.grad = torch.ones(1)
+        optimizer.step()
+        assert theta.item() == -0.25
+        assert optimizer.param_groups[0]["beta"] == 0.5
+
+    def test_closure(self):
+        theta = nn.Parameter(torch.ones(1))
+        optimizer = NGD([theta], lr=0.5)
+
+        def closure():
+            loss = theta.square().sum()
+            loss.backward()
+            return loss.item()
+
+        assert optimizer.step(closure) == 1.0
+        assert theta.item() == 0.5
+
+
 def test_power_meets_theorem_two():
     """Sum of eta diverges, sum of eta^2 converges: for t^-0.6 the tails behave like t^0.4 and t^-0.2."""
     eta = Power(1.0, 0.6)
@@ -124,7 +191,7 @@ def test_constant_and_cosine():
     assert 0 < eta(10) < 0.1
 
 
-@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("make", [sgd, adam, NGD])
 @pytest.mark.parametrize("beta", [0.0, 1.1, -1.0, 1e-17])
 def test_beta_outside_its_range(make, beta):
     with pytest.raises(InvalidValue, match=r"The 'beta' of MECO must be in \(0, 1\]. Got"):

@@ -16,29 +16,59 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from unnorm import data, diagnostics, estimators, metrics, models, noise, optim, partition, samplers
+    from unnorm import data, diagnostics, estimators, health, metrics, models, noise, optim, partition, samplers
     from unnorm.density import Density
-    from unnorm.estimators import MECO, Estimator
+    from unnorm.draws import Draws
+    from unnorm.estimators import (
+        ENCE,
+        MECO,
+        NCE,
+        SNL,
+        ConditionalNCE,
+        ContrastiveDivergence,
+        DenoisingScoreMatching,
+        Estimator,
+        MCMCLikelihood,
+        PersistentCD,
+        ScoreMatching,
+        SlicedScoreMatching,
+    )
     from unnorm.models import MLP, Quadratic, Tilted
     from unnorm.noise import Gaussian, Noise, from_distribution
-    from unnorm.samplers import Sampler
+    from unnorm.samplers import HMC, MALA, ULA, Chain, ReplayBuffer, Sampler
     from unnorm.train import fit, step
     from unnorm.training import Training
     from unnorm.types import History, LogDensity, LogZ, Objective
 
 __all__ = [
+    "ENCE",
+    "HMC",
+    "MALA",
     "MECO",
     "MLP",
+    "NCE",
+    "SNL",
+    "ULA",
+    "Chain",
+    "ConditionalNCE",
+    "ContrastiveDivergence",
+    "DenoisingScoreMatching",
     "Density",
+    "Draws",
     "Estimator",
     "Gaussian",
     "History",
     "LogDensity",
     "LogZ",
+    "MCMCLikelihood",
     "Noise",
     "Objective",
+    "PersistentCD",
     "Quadratic",
+    "ReplayBuffer",
     "Sampler",
+    "ScoreMatching",
+    "SlicedScoreMatching",
     "Tilted",
     "Training",
     "data",
@@ -46,6 +76,7 @@ __all__ = [
     "estimators",
     "fit",
     "from_distribution",
+    "health",
     "metrics",
     "models",
     "noise",
@@ -73,6 +104,22 @@ _HOME = {
     "fit": "train",
     "from_distribution": "noise",
     "step": "train",
+    "ENCE": "estimators",
+    "NCE": "estimators",
+    "SNL": "estimators",
+    "ConditionalNCE": "estimators",
+    "ContrastiveDivergence": "estimators",
+    "DenoisingScoreMatching": "estimators",
+    "MCMCLikelihood": "estimators",
+    "PersistentCD": "estimators",
+    "ScoreMatching": "estimators",
+    "SlicedScoreMatching": "estimators",
+    "HMC": "samplers",
+    "MALA": "samplers",
+    "ULA": "samplers",
+    "Chain": "samplers",
+    "ReplayBuffer": "samplers",
+    "Draws": "draws",
 }
 
 

@@ -41,13 +41,19 @@ def distance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
 
 
 def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
-    """Langevin steps that Metropolis' rule would refuse do not sample the model."""
-    recent = [reading["acceptance"] for reading in readings[-3:] if "acceptance" in reading]
-    if len(recent) < 3 or max(recent) > 0.1:
+    """Langevin steps that Metropolis' rule would refuse do not sample the model.
+
+    Where the step size does not change from look to look, nobody refuses them, and half is too few.
+    """
+    recent = [(reading["acceptance"], reading["step_size"]) for reading in readings[-2:] if "acceptance" in reading]
+    if len(recent) < 2:
         return None
-    step_size = readings[-1].get("step_size", float("nan"))
+    fixed = recent[0][1] == recent[1][1]
+    if max(accepted for accepted, _ in recent) > (0.5 if fixed else 0.1):
+        return None
+    accepted, step_size = recent[-1]
     return (
-        f"Metropolis' rule accepts {recent[-1]:.2g} of the Langevin steps of size {step_size:.3g}: "
+        f"Metropolis' rule accepts {accepted:.2g} of the Langevin steps of size {step_size:.3g}: "
         f"they do not sample the model. {SMALLER_STEPS}"
     )
 

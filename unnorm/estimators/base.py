@@ -10,7 +10,7 @@ from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
 from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
 
-__all__ = ["Contrast", "Estimator", "check_at_least", "contrast"]
+__all__ = ["Contrast", "Estimator", "LearnedLogZ", "across_processes", "check_at_least", "contrast"]
 
 
 class Estimator(nn.Module, ABC):
@@ -81,6 +81,44 @@ def contrast(
         log_q = noise.log_prob(z)
     log_p_data, log_p_noise = log_density(model, torch.cat([x, z.to(x.dtype)])).split([len(x), len(z)])
     return Contrast(log_p_data, log_p_noise - log_q)
+
+
+def across_processes(log_mean_w: Tensor) -> Tensor:
+    """The log-mean-weight over the batches of all processes, so that every process has the same."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return log_mean_w
+    everyone = [torch.empty_like(log_mean_w) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everyone, log_mean_w)
+    return log_mean_exp(torch.stack(everyone, -1))
+
+
+class LearnedLogZ(nn.Module):
+    """log Z as a Parameter, which begins at the first training batch's log-mean-weight, as MECO's u does.
+
+    From zero, a gradient method would spend its first steps on shrinking the model instead.
+
+    >>> log_z = LearnedLogZ()
+    >>> log_z(torch.full((5,), 3.0))
+    Parameter containing:
+    tensor(3., requires_grad=True)
+    """
+
+    started: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(()))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, log_w: Tensor) -> Tensor:
+        """The parameter; `log_w` are this batch's log-weights, (n,)."""
+        if self.training:
+            with torch.no_grad():
+                first = across_processes(log_mean_exp(log_w.detach()))
+                usable = torch.isfinite(first)
+                self.value.copy_(torch.where(self.started | ~usable, self.value, first))
+                self.started.logical_or_(usable)
+        return self.value
 
 
 def check_at_least(owner: str, name: str, value: float | None, least: float) -> None:

@@ -22,7 +22,7 @@ from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = ["ContrastiveDivergence", "MCMCLikelihood", "PersistentCD", "contrast_loss"]
 
-RATE = 0.1  # of the step-size rule, in log step size per unit of acceptance and training step
+RATE = 0.3  # of the step-size rule, in log step size per unit of acceptance and training step
 
 
 def contrast_loss(log_p_data: Tensor, log_p_model: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class _Langevin(Estimator):
     """What the three share: `n_steps` of Langevin dynamics from somewhere, the contrast, and the step-size rule.
 
     The rule (`step_size=None`): the chains are Metropolis-adjusted, and after each training step
-    log step size += 0.1 (acceptance - 0.574), MALA's optimal acceptance. It needs no pilot run and follows the model
+    log step size += 0.3 (acceptance - 0.574), MALA's optimal acceptance. It needs no pilot run and follows the model
     as it sharpens. Unadjusted chains cannot be tuned so: what they overshoot steepens the model, and a step that
     shrinks with it leaves them standing.
     """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
-from unnorm.estimators.base import Estimator, check_at_least, contrast
+from unnorm.estimators.base import Estimator, across_processes, check_at_least, contrast
 from unnorm.estimators.trackers import EMA, TRACKERS, Tracker
 from unnorm.names import choose
 from unnorm.noise.base import Noise
@@ -97,7 +97,7 @@ class MECO(Estimator):
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         seen = contrast(model, self.noise, x, self.n_noise or len(x), generator=generator)
-        log_mean_w = _across_processes(log_mean_exp(seen.log_w.detach()))
+        log_mean_w = across_processes(log_mean_exp(seen.log_w.detach()))
         log_u = log_mean_w
         if self.training:
             log_u = torch.where(self.started, self._now(self.log_u, log_mean_w), log_mean_w)
@@ -111,12 +111,3 @@ class MECO(Estimator):
             meco_surrogate(*seen, log_u),
             {"value": value, "log_u": log_u.clone(), "ess": seen.ess()},
         )
-
-
-def _across_processes(log_mean_w: Tensor) -> Tensor:
-    """The log-mean-weight over the batches of all processes, so that every process tracks the same u."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return log_mean_w
-    everyone = [torch.empty_like(log_mean_w) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(everyone, log_mean_w)
-    return log_mean_exp(torch.stack(everyone, -1))

@@ -3,10 +3,10 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from unnorm.estimators.base import Contrast, Estimator, check_at_least, contrast
+from unnorm.estimators.base import Contrast, Estimator, LearnedLogZ, check_at_least, contrast
 from unnorm.noise.base import Noise
 from unnorm.types import LogDensity, Objective
 
@@ -46,13 +46,13 @@ def ence_loss(g_data: Tensor, g_noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Classifier(Estimator):
-    """What NCE and eNCE share: the ratios g at data and noise, with log Z a learned Parameter."""
+    """What NCE and eNCE share: the ratios g at data and noise, with a learned log Z."""
 
     def __init__(self, noise: Noise, nu: float):
         super().__init__()
         check_at_least(type(self).__name__, "nu", nu, 1)
         self.noise, self.nu = noise, nu
-        self.log_z = nn.Parameter(torch.zeros(()))
+        self.log_z = LearnedLogZ()
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -64,12 +64,13 @@ class _Classifier(Estimator):
         seen = contrast(model, self.noise, x, round(self.nu * len(x)), generator=generator)
         with torch.no_grad():
             log_q = self.noise.log_prob(x)
-        return seen.log_p_data - log_q - self.log_z, seen.log_w - self.log_z, seen
+        log_z = self.log_z(seen.log_w)
+        return seen.log_p_data - log_q - log_z, seen.log_w - log_z, seen
 
     def _info(self, seen: Contrast, loss: Tensor) -> dict[str, Tensor]:
-        log_z = self.log_z.detach()
+        log_z = self.log_z.value.detach().clone()
         value = seen.nll(log_z if self.training else None)
-        return {"value": value, "log_z": log_z.clone(), "ess": seen.ess(), "loss": loss.detach()}
+        return {"value": value, "log_z": log_z, "ess": seen.ess(), "loss": loss.detach()}
 
 
 class NCE(_Classifier):
@@ -89,7 +90,7 @@ class NCE(_Classifier):
     >>> estimator = NCE(Gaussian(2), nu=2)
     >>> objective = estimator(Quadratic(2), torch.zeros(8, 2), generator=torch.Generator().manual_seed(0))
     >>> sorted(objective.info), [name for name, _ in estimator.named_parameters()]
-    (['ess', 'log_z', 'loss', 'value'], ['log_z'])
+    (['ess', 'log_z', 'loss', 'value'], ['log_z.value'])
     """
 
     def __init__(self, noise: Noise, *, nu: float = 1.0):

@@ -63,16 +63,19 @@ def _differentiable_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _derivative(along: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the sum of `along` in x, flat; a piecewise linear network has none."""
-    found = (
-        torch.autograd.grad(along.sum(), x, create_graph=True, allow_unused=True)[0] if along.requires_grad else None
-    )
-    if found is None:
+    """The gradient of the sum of `along` in x, flat; zero where `along` is constant."""
+    found = None
+    if along.requires_grad:
+        (found,) = torch.autograd.grad(along.sum(), x, create_graph=True, allow_unused=True)
+    return torch.zeros_like(x).flatten(1) if found is None else found.flatten(1)
+
+
+def _check_curved(curvature: Tensor) -> None:
+    if not curvature.any():
         raise InvalidValue(
             "The model's score does not change with x: score matching needs second derivatives, "
             "which a piecewise linear network (relu) has not. Use a smooth activation such as silu."
         )
-    return found.flatten(1)
 
 
 def _objective(loss: Tensor, score: Tensor, x: Tensor) -> Objective:
@@ -96,6 +99,7 @@ class ScoreMatching(Estimator):
             x, score = _differentiable_score(model, x)
             columns = range(score.shape[1])
             trace = torch.stack([_derivative(score[:, i], x)[:, i] for i in columns]).sum(0)
+            _check_curved(trace)
             loss = score_matching_loss(score, trace)
         return _objective(loss, score, x)
 
@@ -133,6 +137,7 @@ class SlicedScoreMatching(Estimator):
                 bits = torch.randint(2, score.shape, generator=generator, device=x.device)
                 signs = 2 * bits.to(x.dtype) - 1
                 trace = trace + (_derivative(score * signs, x) * signs).sum(-1) / self.n_slices
+            _check_curved(trace)
             loss = score_matching_loss(score, trace)
         return _objective(loss, score, x)
 

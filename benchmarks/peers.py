@@ -1,0 +1,190 @@
+"""Our steps and samplers against those of torchebm, ebmkit and zuko.
+
+    python benchmarks/peers.py [--quick] [--device cuda]
+
+Everybody gets the same 3x300 SiLU network from the same weights (theirs as an energy, -log p~), the same batch of 500
+points of 8gaussians, torch's Adam with learning rate 1e-3, and the same threads; calls are interleaved, medians count.
+CD-10 and the chains take unadjusted Langevin steps of size 0.01, ours with a fixed step size, ebmkit's started at the
+data as contrastive divergence is. The floor of CD-10 is a hand-written forward and backward of this network's score,
+ten times, and the training pass that nobody can avoid: no implementation wins more than that on this machine.
+"""
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from figures import figure
+from timing import Once, medians
+from torch import Tensor, nn
+
+from unnorm import MECO, MLP, Estimator, Gaussian, samplers, step
+from unnorm.data import toy
+from unnorm.estimators import NCE, ContrastiveDivergence
+
+try:
+    import ebm  # type: ignore[import-not-found]
+    import zuko  # type: ignore[import-not-found]
+    from torchebm.core import BaseModel  # type: ignore[import-not-found]
+    from torchebm.losses import ContrastiveDivergence as TorchebmCD  # type: ignore[import-not-found]
+    from torchebm.samplers import LangevinDynamics as TorchebmLangevin  # type: ignore[import-not-found]
+except ImportError:
+    print("install the extra: pip install -e '.[peers]'")
+    sys.exit(2)
+
+BATCH, STEP_SIZE, CD_STEPS, CHAIN_STEPS = 500, 0.01, 10, 100
+
+
+class Same(NamedTuple):
+    """What all contestants get."""
+
+    net: MLP
+    x: Tensor
+    noise: Gaussian
+    device: str
+
+
+class Energy(BaseModel):
+    """The network as both peers want it: -log p~."""
+
+    def __init__(self, net: nn.Module, device: str):
+        super().__init__(device=device)
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -self.net(x)
+
+
+def same(device: str) -> Same:
+    generator = torch.Generator().manual_seed(0)
+    x = toy("8gaussians").sample(BATCH, generator=generator)
+    net, noise = MLP(2, generator=generator), Gaussian.fit(x)
+    return Same(net.to(device), x.to(device), noise.to(device), device)
+
+
+def our_step(given: Same, estimator: Estimator) -> Once:
+    net, estimator = copy.deepcopy(given.net), estimator.to(given.device)
+    optimizer = torch.optim.Adam([*net.parameters(), *estimator.parameters()], 1e-3)
+    return lambda: step(net, estimator, optimizer, given.x)
+
+
+def their_step(loss: Callable[[], Tensor], *modules: nn.Module) -> Once:
+    optimizer = torch.optim.Adam([p for module in modules for p in module.parameters()], 1e-3)
+
+    def once() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return once
+
+
+def cd_steps(given: Same) -> dict[str, Once]:
+    x, device = given.x, given.device
+    first, second = (Energy(copy.deepcopy(given.net), device) for _ in range(2))
+    langevin = TorchebmLangevin(first, step_size=STEP_SIZE, device=device)
+    torchebm_cd = TorchebmCD(first, langevin, k_steps=CD_STEPS, energy_reg_weight=0.0, device=torch.device(device))
+    ebmkit_cd = ebm.ContrastiveDivergence(
+        ebm.LangevinDynamics(step_size=STEP_SIZE, steps=CD_STEPS), init_fn=lambda _: x
+    )
+    return {
+        "ours": our_step(given, ContrastiveDivergence(n_steps=CD_STEPS, step_size=STEP_SIZE)),
+        "torchebm": their_step(lambda: torchebm_cd(x)[0], first),
+        "ebmkit": their_step(lambda: ebmkit_cd(second, x).loss, second),
+        "floor": floor(given),
+    }
+
+
+def floor(given: Same) -> Once:
+    """The least that CD-10 needs: ten scores without autograd, and one training pass over data and samples."""
+    net, x = copy.deepcopy(given.net), given.x
+    *hidden, last = (layer for layer in net.layers if isinstance(layer, nn.Linear))
+
+    def score(at: Tensor) -> Tensor:
+        before = []
+        for layer in hidden:
+            before.append(torch.addmm(layer.bias, at, layer.weight.mT))
+            at = nn.functional.silu(before[-1])
+        back = last.weight.expand(len(at), -1)
+        for layer, value in zip(reversed(hidden), reversed(before), strict=True):
+            back = torch.ops.aten.silu_backward(back, value) @ layer.weight
+        return back
+
+    def loss() -> Tensor:
+        with torch.no_grad():
+            at = x
+            for _ in range(CD_STEPS):
+                at = at + STEP_SIZE * score(at) + (2 * STEP_SIZE) ** 0.5 * torch.randn_like(at)
+        log_p = net(torch.cat([x, at]))
+        return log_p[BATCH:].mean() - log_p[:BATCH].mean()
+
+    return their_step(loss, net)
+
+
+def nce_steps(given: Same) -> dict[str, Once]:
+    noise = torch.distributions.MultivariateNormal(given.noise.loc, scale_tril=given.noise.scale_tril)
+    energy = Energy(copy.deepcopy(given.net), given.device)
+    loss = ebm.NoiseContrastiveEstimation(noise).to(given.device)
+    return {
+        "ours": our_step(given, NCE(given.noise)),
+        "ebmkit": their_step(lambda: loss(energy, given.x).loss, energy, loss),
+    }
+
+
+def chains(given: Same) -> dict[str, Once]:
+    net, x, energy = given.net, given.x, Energy(given.net, given.device)
+    langevin = TorchebmLangevin(energy, step_size=STEP_SIZE, device=given.device)
+    mala = ebm.MALA(step_size=STEP_SIZE, steps=CHAIN_STEPS)
+    return {
+        "our ULA": lambda: samplers.run(samplers.ULA(STEP_SIZE), net, x, CHAIN_STEPS),
+        "torchebm ULA": lambda: langevin.sample(x=x, n_steps=CHAIN_STEPS),
+        "our MALA": lambda: samplers.run(samplers.MALA(STEP_SIZE), net, x, CHAIN_STEPS),
+        "ebmkit MALA": lambda: mala.sample(energy, x),
+    }
+
+
+def flow_steps(given: Same) -> dict[str, Once]:
+    flow = zuko.flows.NSF(2, transforms=3, hidden_features=(300, 300)).to(given.device)
+    return {
+        "our MECO": our_step(given, MECO(given.noise)),
+        "zuko NSF": their_step(lambda: -flow().log_prob(given.x).mean(), flow),
+    }
+
+
+def compare(title: str, calls: Mapping[str, Once], rounds: int, device: str, chain_steps: int = 0) -> dict[str, float]:
+    found = medians(calls, rounds, warmup=min(20, rounds // 2), device=device)
+    print(f"{title}, {rounds} rounds interleaved")
+    for name, milliseconds in found.items():
+        speed = f"  {1000 * chain_steps / milliseconds:12,.0f} chain-steps/s" if chain_steps else ""
+        print(f"  {name:14s} {milliseconds:9.3f} ms{speed}")
+    return found
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    given, device = same(options.device), options.device
+    few, some, many = (6, 40, 200) if options.quick else (30, 200, 1000)
+    print(f"3x300 MLP, batch {BATCH}, {device}, {torch.get_num_threads()} threads")
+    cd = compare("CD-10 step", cd_steps(given), some, device)
+    nce = compare("NCE step", nce_steps(given), many, device)
+    chain = compare(f"{BATCH} chains x {CHAIN_STEPS} steps", chains(given), few, device, BATCH * CHAIN_STEPS)
+    flow = compare("training step", flow_steps(given), some, device)
+    found = [
+        figure(f"cd-10 step / torchebm, {device}", cd["ours"] / cd["torchebm"], 0.8),
+        figure(f"cd-10 step / ebmkit, {device}", cd["ours"] / cd["ebmkit"], 0.8),
+        figure(f"cd-10 floor / torchebm, {device}", cd["floor"] / cd["torchebm"]),
+        figure(f"nce step / ebmkit, {device}", nce["ours"] / nce["ebmkit"], 1.0),
+        figure(f"ula time / torchebm, {device}", chain["our ULA"] / chain["torchebm ULA"], 1.0),
+        figure(f"mala time / ebmkit, {device}", chain["our MALA"] / chain["ebmkit MALA"], 1.0),
+        figure(f"meco step / zuko nsf step, {device}", flow["our MECO"] / flow["zuko NSF"]),
+    ]
+    return all(found)
+
+
+if __name__ == "__main__":
+    sys.exit(not main())

@@ -1,0 +1,151 @@
+"""The health monitor: it speaks when a run diverges, early and once, and is silent on healthy ones."""
+
+import warnings
+
+import pytest
+import torch
+
+from tests.laws import ESTIMATORS
+from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, data, fit
+from unnorm.errors import HealthWarning, Unhealthy
+from unnorm.estimators import ContrastiveDivergence, MCMCLikelihood, PersistentCD
+from unnorm.health import EVERY, RULES, Health
+from unnorm.partition.grid import bounding_box, grid
+
+HEALTHY = {
+    "value": -0.3, "distance": 1.1, "acceptance": 0.6, "step_size": 0.03, "score": 8.0, "ess": 0.4, "log_u": 1.0,
+}  # fmt: skip
+SICK = {
+    "energy-gap": {"value": -475.0},
+    "distance": {"distance": 9.0},
+    "acceptance": {"acceptance": 0.01},
+    "score": {"score": 2000.0},
+    "weights": {"ess": 0.002},
+    "log-z-jump": {"log_u": 516.0},
+}
+
+
+def readings(health, numbers, n, start=0):
+    for k in range(1, n + 1):
+        health.look(start + EVERY * k, HEALTHY | numbers)
+
+
+class TestRules:
+    def test_every_rule_has_a_case(self):
+        assert RULES.keys() == SICK.keys()
+
+    @pytest.mark.parametrize("name", SICK)
+    def test_speaks_once_within_a_hundred_steps(self, name):
+        health = Health(event=2, batch=500)
+        readings(health, {}, 10)
+        assert health.told == []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            readings(health, SICK[name], 20, start=100)
+        assert [w.category for w in caught] == [HealthWarning]
+        step = int(health.told[0].split("At step ")[1].split(",")[0])
+        assert step <= 200
+        assert f", {name}: " in health.told[0]
+
+    @pytest.mark.parametrize("name", SICK)
+    def test_strict_raises(self, name):
+        health = Health(event=2, batch=500, strict=True)
+        readings(health, {}, 10)
+        with pytest.raises(Unhealthy, match=name):
+            readings(health, SICK[name], 10, start=100)
+
+    @pytest.mark.parametrize("name", SICK)
+    def test_says_number_and_cure(self, name):
+        health = Health(event=2, batch=500)
+        readings(health, {}, 10)
+        with pytest.warns(HealthWarning) as caught:
+            readings(health, SICK[name], 10, start=100)
+        said = str(caught[0].message)
+        number = next(iter(SICK[name].values()))
+        assert f"{number:.4g}" in said or f"{number:.2g}" in said
+        assert any(word in said for word in ("Leave out", "Lower", "Use more"))
+
+    def test_what_was_told_is_not_repeated(self):
+        health = Health(event=2, batch=500, told=["At step 90, energy-gap: ..."])
+        readings(health, SICK["energy-gap"], 10, start=100)
+        assert len(health.told) == 1
+
+    def test_numbers_an_estimator_does_not_have_are_no_reason(self):
+        health = Health(event=2, batch=500)
+        for t in range(10, 300, 10):
+            health.look(t, {"value": -1e6})  # a score matching loss: it may be anything
+        assert health.told == []
+
+
+def eight(n=20_000):
+    return data.toy("8gaussians").sample(n, generator=torch.Generator().manual_seed(0))
+
+
+class TestKnownCases:
+    def test_contrastive_divergence_with_large_steps(self):
+        """Ten Langevin steps of 0.1 on 8gaussians: peers report a falling loss while log Z runs away."""
+        model = MLP(2, generator=torch.Generator().manual_seed(0))
+        estimator = ContrastiveDivergence(n_steps=10, step_size=0.1)
+        with pytest.raises(Unhealthy, match=r"At step [4-9]0, acceptance: .*Leave out the fixed step size"):
+            fit(model, estimator, eight(), Training(steps=100, lr=1e-3), strict=True)
+
+    @pytest.mark.slow
+    def test_there_the_loss_looks_fine_and_log_z_is_gone(self):
+        model = MLP(2, generator=torch.Generator().manual_seed(0))
+        estimator = ContrastiveDivergence(n_steps=10, step_size=0.1)
+        with pytest.warns(HealthWarning):
+            history = fit(model, estimator, eight(), Training(steps=200, lr=1e-3))
+        assert history["value"][-1] < -100
+        assert len(history.warnings) >= 2
+        steps = [int(line.split("At step ")[1].split(",")[0]) for line in history.warnings]
+        assert min(steps) <= 100
+        assert abs(grid(model, bounding_box(eight()), like=torch.zeros(())).value) > 100
+
+    def test_the_same_without_a_fixed_step_is_healthy(self):
+        model = MLP(2, hidden=(64, 64), generator=torch.Generator().manual_seed(0))
+        history = fit(model, ContrastiveDivergence(n_steps=5), eight(), Training(steps=150, lr=1e-3), strict=True)
+        assert history.warnings == ()
+
+    def test_a_noise_too_far_away(self):
+        """The paper's landscape has the data 16 standard deviations from the noise: no draw carries a weight there."""
+        x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
+        model = Quadratic(1, learn_precision=False)
+        with pytest.raises(Unhealthy, match=r"(weights|log-z-jump): .*noise closer to the data"):
+            fit(model, MECO(Gaussian(1)), x, Training(steps=2000, lr=0.05), strict=True)
+
+    def test_warnings_survive_a_resume(self, tmp_path):
+        x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
+        model = Quadratic(1, learn_precision=False)
+        with pytest.warns(HealthWarning):
+            first = fit(model, MECO(Gaussian(1)), x, Training(steps=400, lr=0.05), folder=tmp_path)
+        again = fit(model, MECO(Gaussian(1)), x, Training(steps=410, lr=0.05), folder=tmp_path, resume=True)
+        assert again.warnings[: len(first.warnings)] == first.warnings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2spirals", "8gaussians", "checkerboard", "circles", "moons", "swissroll"])
+@pytest.mark.parametrize("make", [ContrastiveDivergence, PersistentCD, MCMCLikelihood])
+def test_silent_and_learning_on_langevin_runs(name, make):
+    """Eighteen healthy runs: no tuning, no warning, and a better likelihood than the noise's."""
+    _healthy(name, make)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_silent_on_every_method(estimator):
+    """And as many more: every estimator of the laws, with the settings it has there."""
+    if "unadjusted" in estimator or "one step" in estimator:
+        pytest.skip("a fixed step size may well be wrong")
+    _healthy("moons", ESTIMATORS[estimator])
+
+
+def _healthy(name, make):
+    toy, generator = data.toy(name), torch.Generator().manual_seed(0)
+    x = toy.sample(20_000, generator=generator)
+    x = (x - x.mean(0)) / x.std(0)
+    q = Gaussian.fit(x)
+    model = Tilted(q, MLP(2, hidden=(128, 128), generator=generator))
+    history = fit(model, make(q), x, Training(steps=500, schedule="cosine"), strict=True)
+    assert history.warnings == ()
+    log_z = grid(model, bounding_box(x), like=torch.zeros(())).value
+    assert log_z - model(x[:5000]).mean() < -q.log_prob(x[:5000]).mean() - 0.05
