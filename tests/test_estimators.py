@@ -219,6 +219,12 @@ class TestScoreMatching:
             with pytest.raises(InvalidValue, match="second derivatives, which a piecewise linear network"):
                 estimator(MLP(2, hidden=(8,), activation="relu"), torch.randn(5, 2))
 
+    @pytest.mark.parametrize("make", [ScoreMatching, SlicedScoreMatching, DenoisingScoreMatching])
+    def test_a_compiled_model_is_refused_in_fit_too(self, make):
+        compiled = torch.compile(MLP(2, hidden=(8,)), backend="aot_eager")
+        with pytest.raises(InvalidValue, match="which torch.compile cannot"):
+            fit(compiled, make(), torch.randn(50, 2), Training(steps=2, batch=10))
+
     def test_a_constant_has_no_score(self):
         with pytest.raises(InvalidValue, match="does not depend on x"):
             ScoreMatching()(lambda x: torch.zeros(len(x)), torch.randn(5, 2))

@@ -350,14 +350,16 @@ def test_leapfrog_is_reversible(options):
 @every_orbit
 def test_leapfrog_preserves_volume(options):
     """Its Jacobian by a difference of fourth order: h^4 and the rounding over h are both near 1e-12."""
-    z, h = phases(20), 1e-3
+    z, h = phases(40), 1e-3
     offsets = torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=F64) * h
     weights = torch.tensor([1.0, -8.0, 8.0, -1.0], dtype=F64) / (12 * h)
     around = z[:, None, None] + offsets[:, None, None] * torch.eye(4, dtype=F64)  # (points, offsets, inputs, 4)
     images = flow(around.reshape(-1, 4), 0.2, 6, **options).view(around.shape)
-    if "bounds" in options:  # where a fold falls between the differences there is no derivative
-        smooth = ((images[:, 3] - images[:, 0]).abs() < 1).flatten(1).all(-1)
-        assert smooth.sum() > 10
+    if (
+        "bounds" in options
+    ):  # no derivative where only some of the points meet a wall: there the map jumps by 2 step |g|
+        smooth = (images.amax(1) - images.amin(1) < 0.1).flatten(1).all(-1)
+        assert smooth.sum() > 20
         images = images[smooth]
     determinants = torch.linalg.det(torch.einsum("o,poij->pij", weights, images))
     torch.testing.assert_close(determinants, torch.ones_like(determinants), rtol=0, atol=1e-8)

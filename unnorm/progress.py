@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "summary"]
 
 PERIOD = 0.1  # seconds between two redraws: reading numbers off a device costs a synchronisation
 
 
 class Progress:
-    """Shows step, tracked NLL, log u, ESS and the time left.
+    """Shows the step, the numbers worth watching, and the time left.
 
     >>> with Progress(10, enabled=False) as bar:
     ...     bar.due()
@@ -58,6 +58,16 @@ class Progress:
         if not self._enabled:
             return
         self._last = time.monotonic()
-        names = {"value": "nll", "log_u": "log u", "ess": "ess"}
-        text = "  ".join(f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers)
-        self._bar.update(self._task, completed=step, numbers=text)
+        self._bar.update(self._task, completed=step, numbers=summary(numbers))
+
+
+def summary(numbers: Mapping[str, float]) -> str:
+    """The numbers worth watching, in a few words; `value` is a likelihood only where there is a log Z.
+
+    >>> summary({"value": 2.8412, "log_u": 0.41, "ess": 0.18}), summary({"value": -0.1, "acceptance": 0.57})
+    ('nll 2.841  log u 0.410  ess 0.180', 'value -0.100  acceptance 0.570')
+    """
+    normalised = "log_u" in numbers or "log_z" in numbers
+    names = {"value": "nll" if normalised else "value", "log_u": "log u", "log_z": "log Z"}
+    shown = ("value", "log_u", "log_z", "ess", "acceptance")
+    return "  ".join(f"{names.get(key, key)} {numbers[key]:.3f}" for key in shown if key in numbers)

@@ -5,7 +5,7 @@ twice, so that these refuse one.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least
@@ -50,7 +50,7 @@ def denoising_loss(score: Tensor, noise: Tensor, sigma: float) -> Tensor:
 
 def _differentiable_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
     """x as a leaf, (n, *event), and the score there with its graph, (n, d)."""
-    if hasattr(model, "_orig_mod"):
+    if isinstance(model, nn.Module) and any(hasattr(part, "_orig_mod") for part in model.modules()):
         raise InvalidValue(
             "Score matching differentiates the model twice, which torch.compile cannot: give the model uncompiled."
         )
