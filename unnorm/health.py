@@ -45,7 +45,7 @@ def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | Non
 
     Where the step size does not change from look to look, nobody refuses them, and half is too few.
     """
-    recent = [(reading["acceptance"], reading["step_size"]) for reading in readings[-2:] if "acceptance" in reading]
+    recent = [(now["acceptance"], now["step_size"]) for now in readings[-2:] if "acceptance" in now]
     if len(recent) < 2:
         return None
     fixed = recent[0][1] == recent[1][1]
@@ -112,8 +112,8 @@ class Health:
         told: warnings of an earlier part of the same run; these are not repeated.
 
     >>> health = Health(event=2, batch=500, strict=True)
-    >>> health.look(10, {"value": -0.3, "distance": 1.0, "acceptance": 0.6, "score": 4.0})
-    >>> health.look(20, {"value": -475.0, "distance": 1.0, "acceptance": 0.0, "score": 90.0})
+    >>> health.look(10, {"value": -0.3, "distance": 1.0, "score": 4.0})
+    >>> health.look(20, {"value": -475.0, "distance": 1.0, "score": 90.0})
     Traceback (most recent call last):
     unnorm.errors.Unhealthy: At step 20, energy-gap: log p~ of the model's samples differs ... by -475 nats. ...
     """

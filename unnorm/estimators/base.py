@@ -10,7 +10,7 @@ from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
 from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
 
-__all__ = ["Contrast", "Estimator", "LearnedLogZ", "across_processes", "check_at_least", "contrast"]
+__all__ = ["Contrast", "Estimator", "LearnedLogZ", "across_processes", "check_at_least", "contrast", "distributed"]
 
 
 class Estimator(nn.Module, ABC):
@@ -83,9 +83,14 @@ def contrast(
     return Contrast(log_p_data, log_p_noise - log_q)
 
 
+def distributed() -> bool:
+    """Whether several processes train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def across_processes(log_mean_w: Tensor) -> Tensor:
     """The log-mean-weight over the batches of all processes, so that every process has the same."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not distributed():
         return log_mean_w
     everyone = [torch.empty_like(log_mean_w) for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather(everyone, log_mean_w)

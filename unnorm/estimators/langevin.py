@@ -104,7 +104,7 @@ class _Langevin(Estimator):
                 f"The data have events of shape {tuple(x.shape[1:])}, the chains {tuple(start.shape[1:])}."
             )
         log_step_size = torch.where(self.started, self.log_step_size, self._first_log_step_size(x))
-        samples, score, acceptance = self._walk(model, start.to(x.dtype), log_step_size.exp(), generator)
+        samples, score, acceptance = self._walk(model, start.to(x.dtype), log_step_size, generator)
 
         log_p_data, log_p_model = log_density(model, torch.cat([x, samples])).split([len(x), len(samples)])
         surrogate = contrast_loss(log_p_data, log_p_model)
@@ -135,21 +135,32 @@ class _Langevin(Estimator):
         return 2 * spread(x).log() + math.log(0.03) - math.log(x[0].numel()) / 3
 
     def _walk(
-        self, model: LogDensity, start: Tensor, step_size: Tensor, generator: torch.Generator | None
+        self, model: LogDensity, start: Tensor, log_step_size: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The chains' ends, the last score seen, and the mean acceptance."""
-        adjusted = self.step_size is None
-        sampler: Any = MALA(step_size, self.bounds) if adjusted else ULA(step_size, self.noise_scale, self.bounds)
-        acceptances = []
+        """The chains' ends, the last score seen, and the acceptance: of all adjusted steps, of the last plain one."""
         with frozen(model) as target:
-            state = sampler.init(start, target)
-            for _ in range(self.n_steps):
-                state, info = sampler.step(state, target, generator=generator)
-                acceptances.append(info.acceptance.mean())
-        if adjusted:
-            return state.x, state.score, torch.stack(acceptances).mean()
-        # ULA's first step has none before it whose acceptance it could tell.
-        return state.x, state.behind.score, torch.stack(acceptances[1:] or acceptances).mean()
+            if self.step_size is None:
+                return self._adjusted(MALA(log_step_size.exp(), self.bounds), start, target, generator)
+            return self._plain(ULA(self.step_size, self.noise_scale, self.bounds), start, target, generator)
+
+    def _adjusted(
+        self, sampler: MALA, start: Tensor, target: LogDensity, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        state, acceptance = sampler.init(start, target), torch.zeros_like(self.log_step_size)
+        for _ in range(self.n_steps):
+            state, info = sampler.step(state, target, generator=generator)
+            acceptance = acceptance + info.acceptance.mean() / self.n_steps
+        return state.x, state.score, acceptance
+
+    def _plain(
+        self, sampler: ULA, start: Tensor, target: LogDensity, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        watched = min(2, self.n_steps)  # the second of two tells the acceptance of the first
+        state = sampler.init(sampler.walk(start, target, self.n_steps - watched, generator=generator), target)
+        for _ in range(watched):
+            state, info = sampler.step(state, target, generator=generator)
+        assert state.behind is not None
+        return state.x, state.behind.score, info.acceptance.mean()
 
 
 class ContrastiveDivergence(_Langevin):

@@ -1,15 +1,15 @@
 """Score matching: fit the gradient of log p~ in x, which knows nothing of Z.
 
-All three differentiate the score once more for the parameters. `torch.compile` cannot differentiate a compiled model
-twice, so that these refuse one.
+All three differentiate the score once more for the parameters, always in full precision. `torch.compile` cannot
+differentiate a compiled model twice, so that these refuse one.
 """
 
 import torch
 from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
-from unnorm.estimators.base import Estimator, check_at_least
-from unnorm.samplers.base import relative_score
+from unnorm.estimators.base import Estimator, check_at_least, distributed
+from unnorm.samplers.base import relative_score, unwrapped
 from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = [
@@ -54,6 +54,8 @@ def _differentiable_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]
         raise InvalidValue(
             "Score matching differentiates the model twice, which torch.compile cannot: give the model uncompiled."
         )
+    if not distributed():  # there the wrapper must see the pass, to average the gradients
+        model = unwrapped(model)
     x = x.detach().clone().requires_grad_()
     log_p = log_density(model, x)
     if not log_p.requires_grad:

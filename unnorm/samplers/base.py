@@ -91,8 +91,19 @@ def log_density_and_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]
         log_p = log_density(model, x)
         if not log_p.requires_grad:
             raise InvalidValue("The model's log density does not depend on x: it has no score.")
-        (score,) = torch.autograd.grad(log_p.sum(), x)
+        (score,) = torch.autograd.grad(log_p, x, torch.ones_like(log_p))
     return log_p.detach(), score
+
+
+def unwrapped(model: LogDensity) -> LogDensity:
+    """The module inside Fabric's wrapper, which expects one backward pass after each forward; else the model itself.
+
+    Without the wrapper a model runs in full precision, whatever the precision of training.
+    """
+    if not type(model).__module__.startswith("lightning_fabric"):
+        return model
+    inside: Any = getattr(model, "_forward_module", model)
+    return inside.module if isinstance(inside, nn.parallel.DistributedDataParallel) else inside
 
 
 @contextmanager
@@ -110,13 +121,10 @@ def frozen(model: LogDensity) -> Iterator[LogDensity]:
         yield model
         return
     trained = [p for p in model.parameters() if p.requires_grad]
-    inside: Any = model
-    if type(model).__module__.startswith("lightning_fabric"):
-        inside = model.module  # the wrapper expects a backward pass after each forward
     for parameter in trained:
         parameter.requires_grad_(False)
     try:
-        yield inside
+        yield unwrapped(model)
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
