@@ -714,3 +714,36 @@ def test_refuses_a_model_without_a_score(make):
 def test_refuses_a_model_of_the_wrong_shape(make):
     with pytest.raises(InvalidValue, match=r"must map \(n, \*event\) to \(n,\). Got \(4, 2\) -> \(4, 2\)"):
         run(make(), lambda x: x, starts(4, 2), 1)
+
+
+def test_walk_is_the_same_as_steps():
+    sampler, x = ULA(0.1), starts(5, 2)
+    chain = run(sampler, normal, x, 7, generator=seeded())
+    assert torch.equal(sampler.walk(x, normal, 7, generator=seeded()), chain.samples[-1])
+
+
+def test_a_start_outside_the_bounds_is_refused():
+    with pytest.raises(InvalidValue, match="must start within the bounds"):
+        run(MALA(0.5, bounds=(0.0, 1.0)), normal, torch.full((2, 1), -5.0), 3)
+
+
+def test_a_nan_start_is_called_divergent_within_bounds_too():
+    chain = run(MALA(0.3, bounds=(-1.0, 2.0)), normal, torch.full((2, 1), torch.nan), 5)
+    assert chain.divergences.tolist() == [5, 5]
+
+
+def test_a_chain_leaves_the_region_of_no_density():
+    """From -0.5, where p~ = 0, to the exponential's side."""
+
+    def half(x):
+        return torch.where(x > 0, -x, -torch.inf).squeeze(-1)
+
+    chain = run(MALA(0.5), half, torch.full((50, 1), -0.5), 100, generator=seeded())
+    assert (chain.samples[-1] > 0).all()
+
+
+def test_small_scales_keep_their_variances():
+    """Shrinking toward an absolute number would make a target of scale 1e-3 thirteen times wider than it is."""
+    chain = run(HMC(), lambda x: -(1e3 * x).square().sum(-1) / 2, torch.zeros(8, 3), 50, warmup=150, generator=seeded())
+    ratio = chain.sampler.variance / 1e-6
+    assert ((ratio > 0.5) & (ratio < 2)).all()

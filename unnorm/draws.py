@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unnorm.diagnostics import chain_ess
 from unnorm.errors import ShrinkageWarning
 from unnorm.noise.gaussian import Gaussian
 from unnorm.samplers import HMC, run
@@ -87,5 +88,9 @@ def by_hmc(log_density: LogDensity, near: Tensor, n: int, *, generator: torch.Ge
     with frozen(log_density) as target:
         chain = run(HMC(), lambda y: target(unrolled(y)), start, n_draws, warmup=WARM_UP, generator=generator)
     points = chain.samples.flatten(0, 1)[-n:]  # the last ones, all chains in turn: R-hat may need more than are wanted
-    ess = min(float(chain.ess.min()) * len(points) / chain.log_p.numel(), float(n))
+    # Chains that turn over each step know the mean too well: the squares must be known as well.
+    ess = min(
+        float(chain.ess.min()), float(chain_ess((chain.samples - chain.samples.mean((0, 1))).square(), "mean").min())
+    )
+    ess = min(ess * len(points) / chain.log_p.numel(), float(n))
     return Draws(unrolled(points), "hmc", float(chain.r_hat.max()), ess, float(chain.acceptance.mean()))

@@ -138,6 +138,8 @@ class _Langevin(Estimator):
         self, model: LogDensity, start: Tensor, log_step_size: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The chains' ends, the last score seen, and the acceptance: of all adjusted steps, of the last plain one."""
+        if self.bounds is not None:
+            start = start.clamp(*self.bounds)
         with frozen(model) as target:
             if self.step_size is None:
                 return self._adjusted(MALA(log_step_size.exp(), self.bounds), start, target, generator)

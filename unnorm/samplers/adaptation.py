@@ -67,8 +67,8 @@ def warm_up(
     """Run `n_steps`, tuning as they go; returns the tuned sampler and the state.
 
     The step size follows dual averaging over all chains together, toward the sampler's `target`. HMC learns the
-    variances too, from the second of three thirds, and then finds its step size anew. A sampler without a target
-    acceptance (ULA) is only run.
+    variances too, after the first and again after the second of three thirds, and then finds its step size anew. A
+    sampler without a target acceptance (ULA) is only run.
 
     >>> from unnorm.samplers import MALA
     >>> log_p = lambda x: -x.square().sum(-1) / 2
@@ -84,17 +84,17 @@ def warm_up(
     if not hasattr(sampler, "variance"):
         return _tune_step_size(sampler, state, log_density, n_steps, generator)[:2]
     third = n_steps // 3
-    sampler, state, _ = _tune_step_size(sampler, state, log_density, third, generator)
-    sampler, state, variance = _tune_step_size(sampler, state, log_density, third, generator)
-    if variance is not None:
-        sampler = replace(sampler, variance=variance, step_size=1.0)
+    for _ in range(2):
+        sampler, state, variance = _tune_step_size(sampler, state, log_density, third, generator)
+        if variance is not None:
+            sampler = replace(sampler, variance=variance, step_size=1.0)
     return _tune_step_size(sampler, state, log_density, n_steps - 2 * third, generator)[:2]
 
 
 def _tune_step_size(
     sampler: Any, state: Any, log_density: LogDensity, n_steps: int, generator: torch.Generator | None
 ) -> tuple[Any, Any, Tensor | None]:
-    """Also returns the variance of the points passed, shrunk a little toward 1e-3 as Stan does."""
+    """Also returns the variance of the points passed; None where they say nothing."""
     if n_steps < 1:
         return sampler, state, None
     averaged = Averaged.start(first_step_size(sampler, state, log_density, generator=generator))
@@ -106,6 +106,9 @@ def _tune_step_size(
         passed.append(state.x.double().mean(0))
         passed.append(state.x.double().square().mean(0))
     mean, square = torch.stack(passed[0::2]).mean(0), torch.stack(passed[1::2]).mean(0)
-    count = n_steps * len(state.x)
-    variance = (square - mean.square()).clamp(min=0) * count / (count + 5) + 1e-3 * 5 / (count + 5)
-    return replace(sampler, step_size=averaged.log_step_mean.exp().item()), state, variance.to(state.x)
+    variance = square - mean.square()
+    # A coordinate that did not move gets a millionth of the largest variance, not none.
+    variance = torch.maximum(variance, 1e-6 * variance.max())
+    usable = bool(torch.isfinite(variance).all() and (variance > 0).all())
+    tuned = replace(sampler, step_size=averaged.log_step_mean.exp().item())
+    return tuned, state, variance.to(state.x) if usable else None

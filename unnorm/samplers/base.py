@@ -89,9 +89,11 @@ def log_density_and_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         log_p = log_density(model, x)
-        if not log_p.requires_grad:
+        score = None
+        if log_p.requires_grad:
+            (score,) = torch.autograd.grad(log_p, x, torch.ones_like(log_p), allow_unused=True)
+        if score is None:
             raise InvalidValue("The model's log density does not depend on x: it has no score.")
-        (score,) = torch.autograd.grad(log_p, x, torch.ones_like(log_p))
     return log_p.detach(), score
 
 
@@ -173,8 +175,11 @@ def sum_event(x: Tensor) -> Tensor:
 def metropolis(
     old: Position, new: Position, log_ratio: Tensor, generator: torch.Generator | None
 ) -> tuple[Position, Info]:
-    """Accept with probability min(1, exp(log_ratio)); what is not finite is refused and called divergent."""
-    divergent = ~torch.isfinite(log_ratio) & (log_ratio != -torch.inf)
+    """Accept with probability min(1, exp(log_ratio)); what is not a number is refused and called divergent.
+
+    A chain that stands where p~ is zero accepts the first point where it is not.
+    """
+    divergent = torch.isnan(log_ratio) | (new.log_p == torch.inf)
     log_ratio = torch.where(divergent, -torch.inf, log_ratio)
     uniform = torch.rand(len(log_ratio), generator=generator, device=old.x.device, dtype=old.x.dtype)
     accept = uniform.log() < log_ratio

@@ -56,5 +56,5 @@ class ReplayBuffer(nn.Module):
     def put(self, places: Tensor, x: Tensor) -> None:
         """Take points back; one that is not finite leaves what was there before."""
         usable = torch.isfinite(x.flatten(1)).all(-1)
-        self.points[places] = torch.where(per_event(usable, x), x.detach(), self.points[places])
+        self.points[places] = torch.where(per_event(usable, x), x.detach().to(self.points), self.points[places])
         self.filled[places] |= usable

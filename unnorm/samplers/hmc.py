@@ -45,7 +45,8 @@ def leapfrog(
 ) -> Phase:
     """`n_steps` leapfrog steps of H(x, r) = -log p~(x) + sum(variance r^2) / 2: reversible, volume-preserving, order 2.
 
-    `variance` is the inverse of the diagonal mass matrix. At a bound a coordinate is reflected and its momentum turned.
+    `variance` is the inverse of the diagonal mass matrix. At a bound a coordinate is reflected and its momentum turned;
+    a trajectory that met a wall has an energy error of order 1.
 
     >>> log_p = lambda x: -x.square().sum(-1) / 2
     >>> start = Position(torch.ones(1, 1), *log_density_and_score(log_p, torch.ones(1, 1)))

@@ -122,7 +122,8 @@ class MALA:
     """Metropolis-adjusted Langevin: ULA's proposal, accepted so that p~ is exactly invariant.
 
     Args:
-        step_size: e; an acceptance near 0.57 mixes fastest in many dimensions.
+        step_size: e; an acceptance near 0.57 mixes fastest in many dimensions. Where the tails are lighter than a
+            Gaussian's, chains that start far out overshoot at any fixed step size and stand still: look at R-hat.
         bounds: a box outside of which p~ counts as zero: proposals there are refused.
 
     Roberts and Tweedie 1996.
@@ -154,6 +155,6 @@ class MALA:
         log_ratio = langevin_log_ratio(state, new, self.step_size)
         if self.bounds is not None:
             low, high = self.bounds
-            inside = ((proposal >= low) & (proposal <= high)).flatten(1).all(-1)
-            log_ratio = torch.where(inside, log_ratio, -math.inf)
+            outside = ((proposal < low) | (proposal > high)).flatten(1).any(-1)
+            log_ratio = torch.where(outside, -math.inf, log_ratio)
         return metropolis(state, new, log_ratio, generator)

@@ -22,7 +22,7 @@ class Chain:
 
     Attributes:
         samples: (n_draws, n_chains, *event).
-        log_p: log p~ at each of them, (n_draws, n_chains).
+        log_p: log p~ at each of them, (n_draws, n_chains); of ULA, at the point before.
         acceptance: mean acceptance of each chain, (n_chains,).
         divergences: how many of its steps diverged, (n_chains,).
         sampler: as it was after the warm-up.
@@ -87,6 +87,9 @@ def run(
         raise InvalidValue(
             f"A run needs n_steps >= thin >= 1 and warmup >= 0. Got n_steps {n_steps}, thin {thin}, warmup {warmup}."
         )
+    bounds = getattr(sampler, "bounds", None)
+    if bounds is not None and bool(((x < bounds[0]) | (x > bounds[1])).any()):
+        raise InvalidValue(f"The chains must start within the bounds {bounds}.")
     samples, log_ps = [], []
     with frozen(log_density) as target:
         state = sampler.init(x.detach(), target)
