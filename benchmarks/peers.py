@@ -25,11 +25,11 @@ from unnorm.data import toy
 from unnorm.estimators import NCE, ContrastiveDivergence
 
 try:
-    import ebm  # type: ignore[import-not-found]
-    import zuko  # type: ignore[import-not-found]
-    from torchebm.core import BaseModel  # type: ignore[import-not-found]
-    from torchebm.losses import ContrastiveDivergence as TorchebmCD  # type: ignore[import-not-found]
-    from torchebm.samplers import LangevinDynamics as TorchebmLangevin  # type: ignore[import-not-found]
+    import ebm
+    import zuko
+    from torchebm.core import BaseModel
+    from torchebm.losses import ContrastiveDivergence as TorchebmCD
+    from torchebm.samplers import LangevinDynamics as TorchebmLangevin
 except ImportError:
     print("install the extra: pip install -e '.[peers]'")
     sys.exit(2)

@@ -89,8 +89,7 @@ def by_hmc(log_density: LogDensity, near: Tensor, n: int, *, generator: torch.Ge
         chain = run(HMC(), lambda y: target(unrolled(y)), start, n_draws, warmup=WARM_UP, generator=generator)
     points = chain.samples.flatten(0, 1)[-n:]  # the last ones, all chains in turn: R-hat may need more than are wanted
     # Chains that turn over each step know the mean too well: the squares must be known as well.
-    ess = min(
-        float(chain.ess.min()), float(chain_ess((chain.samples - chain.samples.mean((0, 1))).square(), "mean").min())
-    )
+    squares = (chain.samples - chain.samples.mean((0, 1))).square()
+    ess = min(float(chain.ess.min()), float(chain_ess(squares, "mean").min()))
     ess = min(ess * len(points) / chain.log_p.numel(), float(n))
     return Draws(unrolled(points), "hmc", float(chain.r_hat.max()), ess, float(chain.acceptance.mean()))
