@@ -48,10 +48,10 @@ def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | Non
     recent = [(now["acceptance"], now["step_size"]) for now in readings[-2:] if "acceptance" in now]
     if len(recent) < 2:
         return None
-    fixed = recent[0][1] == recent[1][1]
-    if max(accepted for accepted, _ in recent) > (0.5 if fixed else 0.1):
+    (before, size_before), (accepted, step_size) = recent
+    too_few = accepted < 0.5 if step_size == size_before else max(before, accepted) < 0.1
+    if not too_few:
         return None
-    accepted, step_size = recent[-1]
     return (
         f"Metropolis' rule accepts {accepted:.2g} of the Langevin steps of size {step_size:.3g}: "
         f"they do not sample the model. {SMALLER_STEPS}"
