@@ -168,7 +168,7 @@ def main() -> bool:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     given, device = same(options.device), options.device
-    few, some, many = (4, 30, 100) if options.quick else (30, 200, 1000)
+    few, some, many = (3, 20, 100) if options.quick else (30, 200, 1000)
     print(f"3x300 MLP, batch {BATCH}, {device}, {torch.get_num_threads()} threads")
     cd = compare("CD-10 step", cd_steps(given), some, device)
     nce = compare("NCE step", nce_steps(given), many, device)
