@@ -247,11 +247,11 @@ MISTAKES = {
     "unknown set": (["fit", "8gaussian"], "Unknown data set '8gaussian'. Did you mean '8gaussians'?"),
     "option of another": (
         ["fit", "moons", "--estimator", "nce", "--gamma", "0.5"],
-        "The estimator 'nce' has no option 'gamma'. Its options: 'nu'.",
+        "The estimator 'nce' has no option --gamma. Its options: --nu.",
     ),
     "steps of meco": (
         ["fit", "moons", "--n-steps", "5"],
-        "The estimator 'meco' has no option 'n_steps'. Its options: 'gamma', 'tracker', 'n_noise'.",
+        "The estimator 'meco' has no option --n-steps. Its options: --gamma, --tracker, --n-noise.",
     ),
     "relu and score matching": (
         ["fit", "moons", "--estimator", "sm", "--activation", "relu"],
@@ -261,7 +261,11 @@ MISTAKES = {
     "nu below one": (["fit", "moons", "--estimator", "nce", "--nu", "0.5"], "'nu' of NCE must be at least 1. Got 0.5"),
     "noise scale alone": (
         ["fit", "moons", "--estimator", "cd", "--noise-scale", "1"],
-        "belongs to a fixed 'step_size'",
+        "give a --step-size too",
+    ),
+    "small buffer": (
+        ["fit", "moons", "--estimator", "mcmc", "--buffer-size", "100"],
+        "The --buffer-size must be at least the --batch, 500. Got 100.",
     ),
     "no such file": (["fit", "nothing.csv"], "There is no file 'nothing.csv'"),
     "empty file": (["fit", "empty.csv"], "'empty.csv' is empty"),

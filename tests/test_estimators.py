@@ -218,6 +218,8 @@ class TestScoreMatching:
         for estimator in (ScoreMatching(), SlicedScoreMatching()):
             with pytest.raises(InvalidValue, match="second derivatives, which a piecewise linear network"):
                 estimator(MLP(2, hidden=(8,), activation="relu"), torch.randn(5, 2))
+            with pytest.raises(InvalidValue, match="second derivatives"):
+                estimator(Tilted(Gaussian(2), MLP(2, hidden=(8,), activation="leaky-relu")), torch.randn(5, 2))
 
     @pytest.mark.parametrize("make", [ScoreMatching, SlicedScoreMatching, DenoisingScoreMatching])
     def test_a_compiled_model_is_refused_in_fit_too(self, make):

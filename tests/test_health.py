@@ -5,12 +5,12 @@ import warnings
 import pytest
 import torch
 
-from tests.laws import ESTIMATORS
 from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, data, fit
 from unnorm.errors import HealthWarning, Unhealthy
 from unnorm.estimators import ContrastiveDivergence, MCMCLikelihood, PersistentCD
 from unnorm.health import EVERY, RULES, Health
 from unnorm.partition.grid import bounding_box, grid
+from unnorm.settings import ESTIMATORS, Job
 
 HEALTHY = {
     "value": -0.3, "distance": 1.1, "acceptance": 0.6, "step_size": 0.03, "score": 8.0, "ess": 0.4, "log_u": 1.0,
@@ -36,7 +36,7 @@ class TestRules:
 
     @pytest.mark.parametrize("name", SICK)
     def test_speaks_once_within_a_hundred_steps(self, name):
-        health = Health(event=2, batch=500)
+        health = Health(event=2, draws=500)
         readings(health, {}, 10)
         assert health.told == []
         with warnings.catch_warnings(record=True) as caught:
@@ -49,14 +49,14 @@ class TestRules:
 
     @pytest.mark.parametrize("name", SICK)
     def test_strict_raises(self, name):
-        health = Health(event=2, batch=500, strict=True)
+        health = Health(event=2, draws=500, strict=True)
         readings(health, {}, 10)
         with pytest.raises(Unhealthy, match=name):
             readings(health, SICK[name], 10, start=100)
 
     @pytest.mark.parametrize("name", SICK)
     def test_says_number_and_cure(self, name):
-        health = Health(event=2, batch=500)
+        health = Health(event=2, draws=500)
         readings(health, {}, 10)
         with pytest.warns(HealthWarning) as caught:
             readings(health, SICK[name], 10, start=100)
@@ -66,12 +66,24 @@ class TestRules:
         assert any(word in said for word in ("Leave out", "Lower", "Use more"))
 
     def test_what_was_told_is_not_repeated(self):
-        health = Health(event=2, batch=500, told=["At step 90, energy-gap: ..."])
+        health = Health(event=2, draws=500, told=["At step 90, energy-gap: ..."])
         readings(health, SICK["energy-gap"], 10, start=100)
         assert len(health.told) == 1
 
+    def test_weights_are_counted_in_draws(self):
+        """Half a percent of 50,000 draws is plenty, one percent of 100 is a single one."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            readings(Health(event=2, draws=50_000), {"ess": 0.005}, 10)
+        with pytest.warns(HealthWarning, match=r"1\.0 of 100"):
+            readings(Health(event=2, draws=100), {"ess": 0.01}, 10)
+
+    def test_collapsed_samples_are_not_where_the_data_are(self):
+        with pytest.raises(Unhealthy, match=r"distance: .* lie 0\.1 of the data's spreads"):
+            readings(Health(event=2, draws=500, strict=True), {"distance": 0.1}, 1)
+
     def test_numbers_an_estimator_does_not_have_are_no_reason(self):
-        health = Health(event=2, batch=500)
+        health = Health(event=2, draws=500)
         for t in range(10, 300, 10):
             health.look(t, {"value": -1e6})  # a score matching loss: it may be anything
         assert health.told == []
@@ -133,10 +145,8 @@ def test_silent_and_learning_on_langevin_runs(name, make):
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_silent_on_every_method(estimator):
-    """And as many more: every estimator of the laws, with the settings it has there."""
-    if "unadjusted" in estimator or "one step" in estimator:
-        pytest.skip("a fixed step size may well be wrong")
-    _healthy("moons", ESTIMATORS[estimator])
+    """And every method with the defaults of the command line."""
+    _healthy("moons", lambda q: Job("moons", estimator=estimator).build_estimator(q))
 
 
 def _healthy(name, make):

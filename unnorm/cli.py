@@ -21,6 +21,7 @@ app = typer.Typer(
     help="Learn unnormalized statistical models; get a normalised density with an error bar.",
 )
 
+LEARNING_RATES = {"ngd": 0.1}  # else Training's own
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder written by 'unnorm fit'.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -87,7 +88,9 @@ def fit(
     kappa: Annotated[int | None, typer.Option(help="cnce: noise points per data point. [default: 1]")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimization steps. [default: 2500]")] = None,
     batch: Annotated[int, typer.Option(help="Data points per step.")] = 500,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; of ngd the length of a step. [default: 0.001; ngd: 0.1]")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="adam, sgd, or ngd (normalised gradients).")] = "adam",
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
@@ -130,7 +133,7 @@ def fit(
         training = Training(
             steps=Training.steps if steps is None else steps,
             batch=batch,
-            lr=lr,
+            lr=LEARNING_RATES.get(optimizer, Training.lr) if lr is None else lr,
             optimizer=optimizer,
             beta=beta,
             schedule=schedule,

@@ -19,12 +19,12 @@ MEMORY = 10  # looks that are remembered, a hundred steps
 
 Reading: TypeAlias = Mapping[str, float]
 Rule: TypeAlias = Callable[[Sequence[Reading], int, int], str | None]
-"""(readings, oldest first; numbers in one event; batch) -> what is wrong and what usually cures it, or None."""
+"""(readings, oldest first; numbers in one event; noise draws in a step) -> what is wrong and the cure, or None."""
 
 SMALLER_STEPS = "Leave out the fixed step size (one is found then), or make it smaller; or lower the learning rate."
 
 
-def energy_gap(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def energy_gap(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """Samples of the model and data should have nearly the same log p~: they are to become the same."""
     now = readings[-1]
     if "distance" not in now or abs(now["value"]) < 20 + 2 * event:
@@ -32,15 +32,15 @@ def energy_gap(readings: Sequence[Reading], event: int, batch: int) -> str | Non
     return f"log p~ of the model's samples differs from that of the data by {now['value']:.4g} nats. {SMALLER_STEPS}"
 
 
-def distance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def distance(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """Samples of the model should lie where the data do."""
     far = readings[-1].get("distance", 1.0)
-    if far < 5:
+    if 0.2 < far < 5:
         return None
-    return f"the model's samples lie {far:.3g} of the data's spreads from their mean. {SMALLER_STEPS}"
+    return f"the model's samples lie {far:.3g} of the data's spreads from the data's mean, not about 1. {SMALLER_STEPS}"
 
 
-def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def acceptance(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """Langevin steps that Metropolis' rule would refuse do not sample the model.
 
     Where the step size does not change from look to look, nobody refuses them, and half is too few.
@@ -58,7 +58,7 @@ def acceptance(readings: Sequence[Reading], event: int, batch: int) -> str | Non
     )
 
 
-def score(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def score(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """A density with details a few hundred times finer than the data's spread is fitting single points."""
     size = readings[-1].get("score", 0.0)
     if size < 300:
@@ -69,18 +69,18 @@ def score(readings: Sequence[Reading], event: int, batch: int) -> str | None:
     )
 
 
-def weights(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def weights(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """Importance weights carried by a draw or two say nothing about Z."""
     shares = [reading["ess"] for reading in readings if "ess" in reading]
-    if len(shares) < 5 or (share := statistics.median(shares)) * min(batch, 500) > 3:
+    if len(shares) < 5 or draws < 10 or (share := statistics.median(shares)) * draws > 3:
         return None
     return (
-        f"the effective share of the noise draws is {share:.2g} ({share * batch:.1f} of {batch}): "
+        f"the effective share of the noise draws is {share:.2g} ({share * draws:.1f} of {draws}): "
         "the tracked log Z stands on single draws. Use more noise draws, or a noise closer to the data."
     )
 
 
-def log_z_jump(readings: Sequence[Reading], event: int, batch: int) -> str | None:
+def log_z_jump(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """The tracked or learned log Z should settle, not run."""
     values = [reading[name] for reading in readings for name in ("log_u", "log_z") if name in reading]
     limit = 20 + 2 * event
@@ -107,19 +107,19 @@ class Health:
 
     Args:
         event: how many numbers one event has.
-        batch: how many data points a step sees.
+        draws: how many noise draws a step has.
         strict: raise `Unhealthy` instead of warning.
         told: warnings of an earlier part of the same run; these are not repeated.
 
-    >>> health = Health(event=2, batch=500, strict=True)
+    >>> health = Health(event=2, draws=500, strict=True)
     >>> health.look(10, {"value": -0.3, "distance": 1.0, "score": 4.0})
     >>> health.look(20, {"value": -475.0, "distance": 1.0, "score": 90.0})
     Traceback (most recent call last):
     unnorm.errors.Unhealthy: At step 20, energy-gap: log p~ of the model's samples differs ... by -475 nats. ...
     """
 
-    def __init__(self, event: int, batch: int, *, strict: bool = False, told: Sequence[str] = ()):
-        self.event, self.batch, self.strict = event, batch, strict
+    def __init__(self, event: int, draws: int, *, strict: bool = False, told: Sequence[str] = ()):
+        self.event, self.draws, self.strict = event, draws, strict
         self.told = list(told)
         self._names = {name for name in RULES for line in told if f", {name}: " in line}
         self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
@@ -133,7 +133,7 @@ class Health:
         for name, rule in RULES.items():
             if name in self._names:
                 continue
-            if found := rule(tuple(self._readings), self.event, self.batch):
+            if found := rule(tuple(self._readings), self.event, self.draws):
                 line = f"At step {t}, {name}: {found}"
                 self._names.add(name)
                 self.told.append(line)

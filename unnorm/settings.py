@@ -98,8 +98,14 @@ class Job:
         _, _, own = choose("estimator", self.estimator, ESTIMATORS)
         for name in OPTIONS:
             if getattr(self, name) is not None and name not in own:
-                has = ", ".join(f"'{option}'" for option in own) or "none"
-                raise InvalidValue(f"The estimator '{self.estimator}' has no option '{name}'. Its options: {has}.")
+                has = ", ".join(map(_flag, own)) or "none"
+                raise InvalidValue(f"The estimator '{self.estimator}' has no option {_flag(name)}. Its options: {has}.")
+        if self.buffer_size is not None and self.buffer_size < self.training.batch:
+            raise InvalidValue(
+                f"The --buffer-size must be at least the --batch, {self.training.batch}. Got {self.buffer_size}."
+            )
+        if self.noise_scale is not None and self.step_size is None:
+            raise InvalidValue("The --noise-scale belongs to plain Langevin steps: give a --step-size too.")
         smooth = self.model == "quadratic" or self.activation not in PIECEWISE_LINEAR
         if self.estimator in ("sm", "ssm") and not smooth:
             raise InvalidValue(
@@ -129,3 +135,7 @@ class Job:
         if self.estimator == "pcd":  # as many chains as data points, unless told otherwise
             given.setdefault("n_chains", self.training.batch)
         return make(noise, **given) if takes_noise else make(**given)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -159,6 +159,10 @@ class _Run:
                 f"The iterate 'best' needs a value that can be compared between models, and {type(estimator).__name__} "
                 "has none without a noise to judge by: give it one."
             )
+        if fabric.world_size > 1 and estimator.one_process:
+            raise InvalidValue(
+                f"The chains of {type(estimator).__name__} live in one process. Got {fabric.world_size}."
+            )
         self.training, self.fabric, self.folder = training, fabric, folder
         self.rates = rates or training.rates()
         self.model, self.estimator = model.train(), estimator.train()
@@ -172,7 +176,7 @@ class _Run:
         self.validation = None if validation is None else validation.to(device=fabric.device, dtype=self.dtype)
         self.generator = self._generator(generator)
         self.iterates = Iterates(training.iterate, model)
-        self.health = Health(self.data[torch.zeros(1, dtype=torch.int64)].numel(), training.batch)
+        self.health = Health(self.data[torch.zeros(1, dtype=torch.int64)].numel(), estimator.draws(training.batch))
         self.t, self.seconds = 0, 0.0
         self.records: list[dict[str, float]] = []
         if folder is not None:
@@ -299,7 +303,7 @@ class _Run:
         except (RuntimeError, KeyError, IndexError, ValueError) as problem:
             raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
         self.t, self.seconds = note["step"], note["seconds"]
-        self.health = Health(self.health.event, self.health.batch, strict=self.health.strict, told=note["warnings"])
+        self.health = Health(self.health.event, self.health.draws, strict=self.health.strict, told=note["warnings"])
         self.records = _read_history(self.folder / HISTORY, self.t)
         if self.fabric.is_global_zero:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)

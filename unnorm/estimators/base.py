@@ -42,6 +42,15 @@ class Estimator(nn.Module, ABC):
         """What it was made with, as plain values: a run resumes only with the same."""
         return {"estimator": type(self).__name__}
 
+    def draws(self, batch: int) -> int:
+        """Noise draws in a step on `batch` data points."""
+        return batch
+
+    @property
+    def one_process(self) -> bool:
+        """Whether its running state belongs to one process, so that several cannot train together."""
+        return False
+
     @property
     def comparable(self) -> bool:
         """Whether `value` in eval mode says which of two models is better."""

@@ -18,7 +18,7 @@ from unnorm.noise.base import Noise
 from unnorm.samplers.base import Bounds, frozen, per_event, relative_score, spread
 from unnorm.samplers.buffer import ReplayBuffer
 from unnorm.samplers.langevin import MALA, ULA
-from unnorm.types import LogDensity, Objective, log_density
+from unnorm.types import LogDensity, Objective, log_density, log_mean_exp
 
 __all__ = ["ContrastiveDivergence", "MCMCLikelihood", "PersistentCD", "contrast_loss"]
 
@@ -86,6 +86,10 @@ class _Langevin(Estimator):
     def comparable(self) -> bool:
         return self.noise is not None
 
+    @property
+    def one_process(self) -> bool:
+        return True
+
     @abstractmethod
     def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
         """Where the chains begin, and what `_keep` must know of it."""
@@ -96,8 +100,8 @@ class _Langevin(Estimator):
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         if not self.training and self.noise is not None:
             seen = contrast(model, self.noise, x, len(x), generator=generator)
-            nll = torch.logsumexp(seen.log_w, -1) - math.log(len(seen.log_w)) - seen.log_p_data.mean()
-            return Objective(nll, {"value": nll.detach(), "ess": seen.ess()})
+            surrogate = log_mean_exp(seen.log_w) - seen.log_p_data.mean(-1)
+            return Objective(surrogate, {"value": seen.nll(), "ess": seen.ess()})
         start, place = self._start(x, generator)
         if start.shape[1:] != x.shape[1:]:
             raise InvalidValue(
@@ -168,7 +172,9 @@ class _Langevin(Estimator):
 class ContrastiveDivergence(_Langevin):
     """Contrastive divergence (Hinton 2002): `n_steps` of Langevin dynamics from the data.
 
-    Cheap, and blind to what lies farther from the data than the chains walk.
+    grad = E[grad log p~(x_k)] - E[grad log p~(x_0)], with x_0 the data and x_k where k steps led; the dependence of
+    x_k on the parameters is left out, as published. Cheap, and blind to what lies farther from the data than the
+    chains walk.
 
     Args:
         noise: only judges: in eval mode `value` is the negative log-likelihood by importance sampling from it.
@@ -206,6 +212,8 @@ class ContrastiveDivergence(_Langevin):
 
 class PersistentCD(_Langevin):
     """Persistent contrastive divergence (Tieleman 2008): the chains go on where they ended.
+
+    grad = E[grad log p~(x_t)] - E_data[grad log p~], where x_t is k Langevin steps from x_{t-1} of the step before.
 
     Args:
         noise: where the chains begin, once.
@@ -252,6 +260,9 @@ class PersistentCD(_Langevin):
 
 class MCMCLikelihood(_Langevin):
     """Langevin maximum likelihood (Du and Mordatch 2019): chains from a replay buffer, some restarted from the noise.
+
+    grad = E[grad log p~(x_K)] - E_data[grad log p~], where x_K is K Langevin steps from a point of the buffer, or,
+    for a share of the chains, from the noise.
 
     Args:
         noise: where new chains begin.

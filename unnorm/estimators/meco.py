@@ -95,8 +95,11 @@ class MECO(Estimator):
     def settings(self) -> dict[str, str | int | float | None]:
         return {**super().settings, "tracker": repr(self.tracker), "n_noise": self.n_noise}
 
+    def draws(self, batch: int) -> int:
+        return self.n_noise or batch
+
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        seen = contrast(model, self.noise, x, self.n_noise or len(x), generator=generator)
+        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
         log_mean_w = across_processes(log_mean_exp(seen.log_w.detach()))
         log_u = log_mean_w
         if self.training:

@@ -12,7 +12,7 @@ from unnorm.types import LogDensity, Objective
 
 __all__ = ["ENCE", "NCE", "ence_loss", "nce_loss"]
 
-LOG_LIMIT = 40.0  # of log L; e^40 and its gradient are far from float32's end, 3e38
+LOG_LIMIT = 10.0  # of log L, which is 0 where nothing tells data from noise; Adam remembers squares of what passes
 
 
 def nce_loss(g_data: Tensor, g_noise: Tensor, nu: float) -> Tensor:
@@ -30,7 +30,7 @@ def nce_loss(g_data: Tensor, g_noise: Tensor, nu: float) -> Tensor:
 def ence_loss(g_data: Tensor, g_noise: Tensor) -> tuple[Tensor, Tensor]:
     """L = (E_data exp(-g/2) + E_noise exp(g/2)) / 2 as a surrogate with the gradient of L, and log L.
 
-    L is summed in the log domain. Where log L exceeds 40 the surrogate's gradient is that of L times e^(40 - log L):
+    L is summed in the log domain. Where log L exceeds 10 the surrogate's gradient is that of L times e^(10 - log L):
     the same direction, a length that floats can hold. Normalised gradients (NGD) do not see the difference.
 
     >>> surrogate, log_loss = ence_loss(torch.zeros(5), torch.zeros(5))
@@ -58,10 +58,13 @@ class _Classifier(Estimator):
     def settings(self) -> dict[str, str | int | float | None]:
         return {**super().settings, "nu": self.nu}
 
+    def draws(self, batch: int) -> int:
+        return round(self.nu * batch)
+
     def _ratios(
         self, model: LogDensity, x: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Contrast]:
-        seen = contrast(model, self.noise, x, round(self.nu * len(x)), generator=generator)
+        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
         with torch.no_grad():
             log_q = self.noise.log_prob(x)
         log_z = self.log_z(seen.log_w)

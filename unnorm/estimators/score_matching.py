@@ -72,8 +72,13 @@ def _derivative(along: Tensor, x: Tensor) -> Tensor:
     return torch.zeros_like(x).flatten(1) if found is None else found.flatten(1)
 
 
-def _check_curved(curvature: Tensor) -> None:
-    if not curvature.any():
+PIECEWISE_LINEAR = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.Threshold)
+
+
+def _check_curved(model: LogDensity, curvature: Tensor) -> None:
+    """Refuse what has no second derivative, also where another part of the model, such as Tilted's noise, has one."""
+    flat = isinstance(model, nn.Module) and any(isinstance(part, PIECEWISE_LINEAR) for part in model.modules())
+    if flat or not curvature.any():
         raise InvalidValue(
             "The model's score does not change with x: score matching needs second derivatives, "
             "which a piecewise linear network (relu) has not. Use a smooth activation such as silu."
@@ -101,7 +106,7 @@ class ScoreMatching(Estimator):
             x, score = _differentiable_score(model, x)
             columns = range(score.shape[1])
             trace = torch.stack([_derivative(score[:, i], x)[:, i] for i in columns]).sum(0)
-            _check_curved(trace)
+            _check_curved(model, trace)
             loss = score_matching_loss(score, trace)
         return _objective(loss, score, x)
 
@@ -139,7 +144,7 @@ class SlicedScoreMatching(Estimator):
                 bits = torch.randint(2, score.shape, generator=generator, device=x.device)
                 signs = 2 * bits.to(x.dtype) - 1
                 trace = trace + (_derivative(score * signs, x) * signs).sum(-1) / self.n_slices
-            _check_curved(trace)
+            _check_curved(model, trace)
             loss = score_matching_loss(score, trace)
         return _objective(loss, score, x)
 

@@ -52,8 +52,11 @@ class SNL(Estimator):
     def settings(self) -> dict[str, str | int | float | None]:
         return {**super().settings, "n_noise": self.n_noise}
 
+    def draws(self, batch: int) -> int:
+        return self.n_noise or batch
+
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        seen = contrast(model, self.noise, x, self.n_noise or len(x), generator=generator)
+        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
         loss = snl_loss(*seen, self.log_z(seen.log_w))
         b = self.log_z.value.detach().clone()
         value = seen.nll(b if self.training else None)
