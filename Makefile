@@ -19,6 +19,8 @@ slow: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/efficiency.py
 
 # torch first and alone: its exact pin finds the CPU build, which then satisfies everybody else.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """How many standard errors of maximum likelihood each method is off: the paper's relative efficiency (Theorem 1).
 
-    python benchmarks/efficiency.py [--quick] [--methods meco,nce] [--seeds 30] [--jobs 16]
+    python benchmarks/efficiency.py [--quick] [--methods meco,nce] [--seeds 30] [--steps 2000] [--jobs 16]
 
 The data are 1,000 rows of a five-dimensional Gaussian with unit variances and correlations 0.5^|i - j|; the model is
 `Quadratic(5)`, which contains the truth; the noise is the Gaussian of the rows with 1.3 times its covariance. Every
@@ -156,10 +156,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="3 seeds and too few steps, under a minute")
     parser.add_argument("--methods", help="names separated by commas; all when left out")
     parser.add_argument("--seeds", type=int, help="how many; 30, or 3 with --quick")
+    parser.add_argument("--steps", type=int, help=f"of the second stage; {STEPS}, or 100 with --quick")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes, of one thread each")
     options = parser.parse_args()
     seeds = options.seeds or (3 if options.quick else 30)
     first, steps = (50, 100) if options.quick else (FIRST, STEPS)
+    steps = options.steps or steps
     results: dict[str, list[Fitted | str]] = {name: [] for name in ("ml", *chosen(options.methods))}
     cells = [Cell(method, seed, first, steps) for method in results for seed in range(seeds)]
     cells.sort(key=lambda cell: cell.method not in SLOW)
