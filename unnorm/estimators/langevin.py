@@ -112,10 +112,11 @@ class _Langevin(Estimator):
 
         log_p_data, log_p_model = log_density(model, torch.cat([x, samples])).split([len(x), len(samples)])
         surrogate = contrast_loss(log_p_data, log_p_model)
+        value = surrogate.detach()
         if self.regulariser:
             surrogate = surrogate + self.regulariser * (log_p_data.square().mean() + log_p_model.square().mean())
         with torch.no_grad():
-            value = contrast_loss(log_p_data, log_p_model)
+            scale = spread(x)
             if self.training:  # a non-finite batch raises in `step`; it must not spoil the chains
                 usable = torch.isfinite(value)
                 self._keep(place, samples, usable)
@@ -127,8 +128,8 @@ class _Langevin(Estimator):
                 "value": value,
                 "acceptance": acceptance,
                 "step_size": log_step_size.exp(),
-                "score": relative_score(score, x),
-                "distance": (samples - x.mean(0)).square().mean().sqrt() / spread(x),
+                "score": relative_score(score, scale),
+                "distance": (samples - x.mean(0)).square().mean().sqrt() / scale,
             }
         return Objective(surrogate, info)
 

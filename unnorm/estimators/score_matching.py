@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least, distributed
-from unnorm.samplers.base import relative_score, unwrapped
+from unnorm.samplers.base import relative_score, spread, unwrapped
 from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = [
@@ -86,7 +86,7 @@ def _check_curved(model: LogDensity, curvature: Tensor) -> None:
 
 
 def _objective(loss: Tensor, score: Tensor, x: Tensor) -> Objective:
-    return Objective(loss, {"value": loss.detach(), "score": relative_score(score, x)})
+    return Objective(loss, {"value": loss.detach(), "score": relative_score(score, spread(x))})
 
 
 class ScoreMatching(Estimator):

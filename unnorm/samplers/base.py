@@ -143,13 +143,13 @@ def spread(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def relative_score(score: Tensor, x: Tensor) -> Tensor:
+def relative_score(score: Tensor, scale: Tensor) -> Tensor:
     """The root mean square of a score's entries times the data's spread: free of units, 1 for a Gaussian that fits.
 
-    >>> relative_score(torch.ones(4, 1), torch.tensor([[-2.0], [2.0]]))
+    >>> relative_score(torch.ones(4, 1), spread(torch.tensor([[-2.0], [2.0]])))
     tensor(2.)
     """
-    return score.square().mean().sqrt() * spread(x)
+    return score.square().mean().sqrt() * scale
 
 
 def check_bounds(bounds: Bounds | None) -> None:
