@@ -17,7 +17,7 @@ from unnorm.diagnostics import LEAST_ESS, R_HAT_LIMIT, believable, preferred
 from unnorm.draws import STARTS, Draws, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
-from unnorm.noise.base import Noise
+from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.grid import CELLS, Grid, bounding_box, evaluate, mass_outside, summary
 from unnorm.partition.importance import importance, log_weights
 from unnorm.types import LogZ, effective_sample_size, log_density
@@ -53,7 +53,7 @@ class Density(nn.Module):
     def __init__(self, model: nn.Module, noise: Noise, transform: Transform | None, log_zs: Mapping[str, LogZ]):
         super().__init__()
         self.model, self.noise = model, noise
-        self.event = tuple(noise.sample(1, generator=_fresh(noise)).shape[1:])
+        self.event = event_of(noise)
         self.transform = transform if transform is not None else Standardize(self.event)
         self.log_zs = dict(log_zs)
         corners = 2, self.event[0] if self._has_grid() else 0
@@ -77,7 +77,7 @@ class Density(nn.Module):
         is found at its border.
         """
         log_zs = {"importance": importance(model, noise, n, generator=generator)}
-        density = cls(model, noise, transform, log_zs).to(_device(noise))
+        density = cls(model, noise, transform, log_zs).to(own_generator(noise).device)
         if density._has_grid():
             density.box.copy_(density._fitting_box(data))
             half = evaluate(model, density.box, CELLS[density.event[0]] // 2, like=density._like())
@@ -152,7 +152,7 @@ class Density(nn.Module):
         return len(self.event) == 1 and self.event[0] in CELLS
 
     def _fitting_box(self, data: RowSource | None) -> Tensor:
-        extremes = [self.noise.sample(8192, generator=_fresh(self.noise)).double()]
+        extremes = [self.noise.sample(8192, generator=own_generator(self.noise)).double()]
         for chunk in chunks(data) if data is not None else ():
             z, _ = self.transform(chunk.to(self.box.device).double())
             extremes.append(torch.stack([z.amin(0), z.amax(0)]))
@@ -243,12 +243,3 @@ class Density(nn.Module):
             )
         density.box.copy_(tensors["box"])
         return density.eval()
-
-
-def _device(noise: Noise) -> torch.device:
-    return next((buffer.device for buffer in noise.buffers()), torch.device("cpu"))
-
-
-def _fresh(noise: Noise) -> torch.Generator:
-    """A generator of our own, so that looking at a noise changes nobody's random numbers."""
-    return torch.Generator(_device(noise)).manual_seed(0)

@@ -21,7 +21,9 @@ from unnorm.estimators import (
     ScoreMatching,
     SlicedScoreMatching,
 )
+from unnorm.estimators.score_matching import PIECEWISE_LINEAR
 from unnorm.models import MLP, Quadratic, Tilted
+from unnorm.models.mlp import ACTIVATIONS
 from unnorm.names import choose, unknown
 from unnorm.noise import Gaussian, Noise
 from unnorm.training import Training
@@ -44,7 +46,6 @@ ESTIMATORS: Mapping[str, tuple[Callable[..., Estimator], bool, tuple[str, ...]]]
     "cnce": (ConditionalNCE, False, ("sigma", "kappa")),
 }
 OPTIONS = tuple(dict.fromkeys(name for _, _, names in ESTIMATORS.values() for name in names))
-PIECEWISE_LINEAR = ("relu", "leaky-relu")
 MODELS = ("tilted", "mlp", "quadratic")
 NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-rank": "low-rank"}
 LEAST_ROWS = 10
@@ -106,7 +107,8 @@ class Job:
             )
         if self.noise_scale is not None and self.step_size is None:
             raise InvalidValue("The --noise-scale belongs to plain Langevin steps: give a --step-size too.")
-        smooth = self.model == "quadratic" or self.activation not in PIECEWISE_LINEAR
+        kind = choose("activation", self.activation, ACTIVATIONS)
+        smooth = self.model == "quadratic" or not issubclass(kind, PIECEWISE_LINEAR)
         if self.estimator in ("sm", "ssm") and not smooth:
             raise InvalidValue(
                 f"The estimator '{self.estimator}' needs second derivatives, which the activation "

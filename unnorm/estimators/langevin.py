@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least, contrast
-from unnorm.noise.base import Noise
+from unnorm.noise.base import Noise, event_of
 from unnorm.samplers.base import Bounds, frozen, per_event, relative_score, spread
 from unnorm.samplers.buffer import ReplayBuffer
 from unnorm.samplers.langevin import MALA, ULA
@@ -244,7 +244,7 @@ class PersistentCD(_Langevin):
     ):
         super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
         check_at_least("PersistentCD", "n_chains", n_chains, 1)
-        self.register_buffer("chains", torch.zeros(n_chains, *_event(noise)))
+        self.register_buffer("chains", torch.zeros(n_chains, *event_of(noise)))
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -293,7 +293,7 @@ class MCMCLikelihood(_Langevin):
         regulariser: float = 0.0,
     ):
         super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
-        self.buffer = ReplayBuffer(_event(noise), buffer_size, restart)
+        self.buffer = ReplayBuffer(event_of(noise), buffer_size, restart)
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -305,8 +305,3 @@ class MCMCLikelihood(_Langevin):
 
     def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
         self.buffer.put(place, torch.where(per_event(usable.expand(len(samples)), samples), samples, torch.nan))
-
-
-def _event(noise: Noise) -> tuple[int, ...]:
-    device = next((buffer.device for buffer in noise.buffers()), torch.device("cpu"))
-    return tuple(noise.sample(1, generator=torch.Generator(device).manual_seed(0)).shape[1:])

@@ -13,6 +13,7 @@ from unnorm.samplers.base import relative_score, spread, unwrapped
 from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = [
+    "PIECEWISE_LINEAR",
     "DenoisingScoreMatching",
     "ScoreMatching",
     "SlicedScoreMatching",

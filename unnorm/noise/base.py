@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 
-__all__ = ["Noise"]
+__all__ = ["Noise", "event_of", "own_generator"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -54,3 +54,19 @@ class Noise(nn.Module, ABC):
 
     @abstractmethod
     def _log_prob(self, x: Tensor) -> Tensor: ...
+
+
+def own_generator(noise: Noise) -> torch.Generator:
+    """A generator on the noise's device, so that looking at a noise changes nobody's random numbers."""
+    device = next((buffer.device for buffer in noise.buffers()), torch.device("cpu"))
+    return torch.Generator(device).manual_seed(0)
+
+
+def event_of(noise: Noise) -> tuple[int, ...]:
+    """The shape of one draw.
+
+    >>> from unnorm import Gaussian
+    >>> event_of(Gaussian(3))
+    (3,)
+    """
+    return tuple(noise.sample(1, generator=own_generator(noise)).shape[1:])
