@@ -78,7 +78,7 @@ class TestImportance:
 
 
 class TestGrid:
-    @pytest.mark.parametrize("dim", [1, 2])
+    @pytest.mark.parametrize("dim", [1, 2, 3])
     def test_exact_for_a_gaussian(self, dim):
         model = quadratic(dim).double()
         box = bounding_box(model.mean.detach() + 9 * torch.tensor([[-1.0], [1.0]]).expand(2, dim))
@@ -98,10 +98,10 @@ class TestGrid:
         found = grid(lambda x: -((x[:, 0] / 0.001) ** 2) / 2, box, like=torch.zeros((), dtype=torch.float64), cells=512)
         assert found.stderr > 0.1
 
-    def test_three_dimensions_are_refused(self):
-        box = torch.stack([torch.zeros(3), torch.ones(3)])
-        with pytest.raises(InvalidValue, match="1 or 2 dimensions. Got 3"):
-            grid(Quadratic(3), box, like=torch.zeros(()), cells=4)
+    def test_four_dimensions_are_refused(self):
+        box = torch.stack([torch.zeros(4), torch.ones(4)])
+        with pytest.raises(InvalidValue, match="1 to 3 dimensions. Got 4"):
+            grid(Quadratic(4), box, like=torch.zeros(()), cells=4)
 
 
 class TestDiagnostics:

@@ -1,12 +1,13 @@
 """Modules as plain JSON and back: a saved file names what to build, it never brings code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from unnorm.data.transforms import Standardize
+from unnorm.data.quantiles import Gaussianize
+from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
 from unnorm.models import MLP, Quadratic, Tilted
 from unnorm.noise import Gaussian
@@ -14,7 +15,11 @@ from unnorm.noise import Gaussian
 __all__ = ["build", "describe", "is_custom"]
 
 KINDS: Mapping[str, type[nn.Module]] = {
+    "compose": Compose,
+    "dequantize": Dequantize,
     "gaussian": Gaussian,
+    "gaussianize": Gaussianize,
+    "logit": Logit,
     "mlp": MLP,
     "quadratic": Quadratic,
     "standardize": Standardize,
@@ -34,9 +39,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
     for kind, cls in KINDS.items():
         if type(module) is cls:
             settings = module.config.items()  # type: ignore[union-attr,operator]
-            return {"kind": kind} | {
-                key: describe(value) if isinstance(value, nn.Module) else value for key, value in settings
-            }
+            return {"kind": kind} | {key: _each(describe, nn.Module, value) for key, value in settings}
     cls = type(module)
     return {"kind": CUSTOM, "class": f"{cls.__module__}.{cls.__qualname__}"}
 
@@ -45,7 +48,8 @@ def is_custom(spec: Mapping[str, Any]) -> str | None:
     """The class that `build` cannot make, if there is one in the description."""
     if spec.get("kind") == CUSTOM:
         return str(spec.get("class"))
-    return next((name for value in spec.values() if isinstance(value, Mapping) and (name := is_custom(value))), None)
+    parts = [part for value in spec.values() for part in (value if isinstance(value, list) else [value])]
+    return next((name for part in parts if isinstance(part, Mapping) and (name := is_custom(part))), None)
 
 
 def build(spec: Any) -> nn.Module:
@@ -56,11 +60,16 @@ def build(spec: Any) -> nn.Module:
     """
     if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str) or spec["kind"] not in KINDS:
         raise BrokenFile(f"The file describes something unknown: {str(spec)[:80]}.")
-    settings = {
-        key: build(value) if isinstance(value, Mapping) else value for key, value in spec.items() if key != "kind"
-    }
+    settings = {key: _each(build, Mapping, value) for key, value in spec.items() if key != "kind"}
     try:
         with torch.device("meta"):
             return KINDS[spec["kind"]](**settings)
     except (UnnormError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
         raise BrokenFile(f"The file's description of a '{spec['kind']}' is not valid: {problem}") from problem
+
+
+def _each(act: Callable[[Any], Any], kind: type, value: Any) -> Any:
+    """`act` on a value of this kind, or on each such value of a list; any other is left as it is."""
+    if isinstance(value, list):
+        return [_each(act, kind, part) for part in value]
+    return act(value) if isinstance(value, kind) else value

@@ -18,7 +18,7 @@ from unnorm.draws import STARTS, Draws, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
-from unnorm.partition.grid import CELLS, Grid, bounding_box, evaluate, mass_outside, summary
+from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box, summary
 from unnorm.partition.importance import importance, log_weights
 from unnorm.types import LogZ, effective_sample_size, log_density
 
@@ -149,20 +149,14 @@ class Density(nn.Module):
         return next(self.model.parameters(), torch.zeros(()))
 
     def _has_grid(self) -> bool:
-        return len(self.event) == 1 and self.event[0] in CELLS
+        return len(self.event) == 1 and self.event[0] <= 2
 
     def _fitting_box(self, data: RowSource | None) -> Tensor:
         extremes = [self.noise.sample(8192, generator=own_generator(self.noise)).double()]
         for chunk in chunks(data) if data is not None else ():
             z, _ = self.transform(chunk.to(self.box.device).double())
             extremes.append(torch.stack([z.amin(0), z.amax(0)]))
-        box = bounding_box(torch.cat(extremes))
-        for _ in range(6):
-            coarse = evaluate(self.model, box, CELLS[self.event[0]] // 4, like=self._like())
-            if mass_outside(coarse) < 1e-6:
-                break
-            box = bounding_box(box)
-        return box
+        return fitting_box(self.model, torch.cat(extremes), like=self._like())
 
     def _fine_grid(self) -> Grid:
         if self._grid is None:
@@ -182,8 +176,7 @@ class Density(nn.Module):
         found = self.log_zs["importance"]
         wanted = math.ceil(4 * n * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
-        z, log_w = log_weights(self.model, self.noise, draws, generator=generator, keep=True)
-        assert z is not None
+        z, log_w = log_weights(self.model, self.noise, draws, generator=generator)
         ess = float(effective_sample_size(log_w))
         if ess < LEAST_ESS:
             warnings.warn(

@@ -19,14 +19,18 @@ __all__ = [
     "Verdict",
     "believable",
     "chain_ess",
+    "doubt",
     "effective_sample_size",
     "pareto_khat",
     "preferred",
     "r_hat",
+    "smooth_tail",
+    "tail_length",
     "verdict",
 ]
 
 LEAST_TEST_ROWS = 30
+LEAST_FOR_A_TAIL = 25
 LEAST_ESS = 100  # fewer effective draws cannot tell their own error
 GRID_LIMIT = 0.05  # nats: a grid's own error estimate up to here is good
 R_HAT_LIMIT = 1.05  # Vehtari et al. 2021 ask for 1.01 of long chains; short ones scatter up to here
@@ -44,18 +48,52 @@ def pareto_khat(log_w: Tensor) -> float:
     >>> bool(pareto_khat(torch.randn(10_000, generator=torch.Generator().manual_seed(0))) < 0.7)
     True
     """
-    weights = log_w.detach().cpu().double().numpy()
-    weights = weights[weights != -math.inf]  # a weight of zero has no part in the tail
-    if len(weights) == 0 or not np.isfinite(weights).all():
-        return math.inf
-    if weights.max() - weights.min() < 1e-4:
-        return 0.0
-    if len(weights) < 25:
-        return math.inf
+    log_w = log_w.detach().flatten().double()
+    log_w = log_w[log_w != -torch.inf]  # a weight of zero has no part in the tail
+    top = log_w.topk(min(len(log_w), tail_length(len(log_w)) + 1)).values
+    return smooth_tail(top, len(log_w))[1]
+
+
+def tail_length(n: int) -> int:
+    """How many of `n` weights make the tail: 3 sqrt(n), of few a fifth (Vehtari et al. 2024), of too few all but one.
+
+    >>> tail_length(10_000), tail_length(100), tail_length(10)
+    (300, 20, 9)
+    """
+    if n < LEAST_FOR_A_TAIL:
+        return max(n - 1, 0)
+    return int(3 * n**0.5) if n > 225 else n // 5
+
+
+def smooth_tail(top: Tensor, n: int) -> tuple[Tensor, float]:
+    """The largest log-weights as a generalized Pareto distribution fitted to them has them, and its shape k.
+
+    Args:
+        top: the largest `tail_length(n) + 1` log-weights, falling; the last of them is where the tail begins.
+        n: how many positive weights there are.
+
+    Returns:
+        As many values as `top` (the last one as it was), falling, none above the largest; and k. Where no fit is
+        possible `top` itself, and infinity, or 0 where the largest weights do not vary.
+    """
+    values = top.detach().cpu().double().numpy()
+    if len(values) == 0 or not np.isfinite(values).all():
+        return top, math.inf
+    if values[0] - values[-1] < 1e-4:
+        return top, 0.0
+    if n < LEAST_FOR_A_TAIL:
+        return top, math.inf
+    # psislw takes log-likelihoods, the negative of log-weights, and as its tail the largest fifth of a few: the last
+    # of ours, repeated, stands for all the others, which have no part in the fit.
+    length = len(values) - 1
+    padded = np.concatenate([np.full(4 * length + 1, values[-1]), values[-2::-1]])
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        smoothed, khat = array_stats.psislw(-weights)  # it takes log-likelihoods, the negative of log-weights
-    return float(khat) if np.isfinite(khat) and np.isfinite(smoothed).all() else math.inf
+        smoothed, khat = array_stats.psislw(-padded, r_eff=200 / len(padded))
+    smoothed = smoothed + (values[-1] - smoothed[0])  # psislw normalises
+    if not (np.isfinite(khat) and np.isfinite(smoothed).all()):
+        return top, math.inf
+    return torch.from_numpy(smoothed[: -length - 2 : -1].copy()).to(top), float(khat)
 
 
 def r_hat(samples: Tensor) -> Tensor:
@@ -107,13 +145,34 @@ class Verdict(NamedTuple):
         return f"{self.level}: {'; '.join(self.reasons)}."
 
 
+def doubt(found: LogZ) -> str | None:
+    """Why an estimate cannot tell its own error; None where it can.
+
+    Weighted draws need Pareto k below 0.7 and a hundred effective ones; a bracket, whose weights are bounded, the
+    latter; a grid neither.
+
+    >>> doubt(LogZ(0.0, 0.01, 900, 0.2, "importance", 1000))
+    >>> doubt(LogZ(0.0, 0.5, 3, 1.5, "importance", 9))
+    'Pareto k is 1.50, not below 0.7'
+    """
+    if not math.isfinite(found.value + found.stderr):
+        return f"log Z is {found.value} ± {found.stderr}"
+    if found.method == "grid":
+        return None
+    if found.method != "bracket" and not found.khat < KHAT_LIMIT:  # NaN is not good either
+        return f"Pareto k is {found.khat:.2f}, not below {KHAT_LIMIT}"
+    if not found.ess >= LEAST_ESS:
+        return f"only {found.ess:.0f} effective draws of {found.n} stand behind it"
+    return None
+
+
 def believable(found: LogZ) -> bool:
-    """Whether an importance estimate can tell its own error: Pareto k below 0.7 and a hundred effective draws.
+    """Whether an estimate can tell its own error.
 
     >>> believable(LogZ(0.0, 0.01, 900, 0.2, "importance", 1000)), believable(LogZ(0.0, 0.5, 3, 1.5, "importance", 9))
     (True, False)
     """
-    return found.khat < KHAT_LIMIT and found.ess >= LEAST_ESS and math.isfinite(found.value)
+    return doubt(found) is None
 
 
 def preferred(log_z: Mapping[str, LogZ]) -> LogZ:

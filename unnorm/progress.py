@@ -22,12 +22,12 @@ class Progress:
     False
     """
 
-    def __init__(self, total: int, done: int = 0, *, enabled: bool | None = None):
+    def __init__(self, total: int, done: int = 0, *, enabled: bool | None = None, label: str = "fit"):
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         self._last = 0.0
         if self._enabled:
             self._bar = Bar(
-                TextColumn("fit"),
+                TextColumn(label),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[numbers]}"),
@@ -36,7 +36,7 @@ class Progress:
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task("fit", total=total, completed=done, numbers="")
+            self._task = self._bar.add_task(label, total=total, completed=done, numbers="")
 
     def __enter__(self) -> "Progress":
         if self._enabled:

@@ -1,7 +1,26 @@
-"""Where points come from: toy densities, tables in files, and the transforms that carry their Jacobian."""
+"""Where points come from: toy densities, tables, images, and the transforms that carry their Jacobian."""
 
+from unnorm.data.images import LabelledImages, mnist, read_idx
+from unnorm.data.quantiles import Gaussianize
 from unnorm.data.rows import Rows, RowSource, chunks
 from unnorm.data.toy import TOYS, Toy, toy
-from unnorm.data.transforms import Standardize, Transform, Transformed
+from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform, Transformed
 
-__all__ = ["TOYS", "RowSource", "Rows", "Standardize", "Toy", "Transform", "Transformed", "chunks", "toy"]
+__all__ = [
+    "TOYS",
+    "Compose",
+    "Dequantize",
+    "Gaussianize",
+    "LabelledImages",
+    "Logit",
+    "RowSource",
+    "Rows",
+    "Standardize",
+    "Toy",
+    "Transform",
+    "Transformed",
+    "chunks",
+    "mnist",
+    "read_idx",
+    "toy",
+]

@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from unnorm.noise.base import Noise
+from unnorm.types import LogDensity, log_density
 
-__all__ = ["Tilted"]
+__all__ = ["Tilted", "log_weight", "tilt_of"]
 
 
 class Tilted(nn.Module):
@@ -39,3 +40,20 @@ class Tilted(nn.Module):
     @property
     def config(self) -> Mapping[str, Any]:
         return {"noise": self.noise, "net": self.net}
+
+
+def tilt_of(model: LogDensity, noise: Noise) -> nn.Module | None:
+    """The network f of a model that is this very noise, tilted: log p~ - log q without cancellation; else None."""
+    return model.net if isinstance(model, Tilted) and model.noise is noise else None
+
+
+def log_weight(model: LogDensity, noise: Noise, x: Tensor) -> Tensor:
+    """log_w = log p~(x) - log q(x); of a model that is this noise tilted, the network alone.
+
+    >>> import torch
+    >>> from unnorm import Gaussian, Quadratic
+    >>> log_weight(Quadratic(2), Gaussian(2), torch.zeros(1, 2))
+    tensor([1.8379], ...)
+    """
+    net = tilt_of(model, noise)
+    return log_density(model, x) - noise.log_prob(x) if net is None else log_density(net, x)

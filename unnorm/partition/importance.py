@@ -1,15 +1,17 @@
 """log Z by importance sampling."""
 
-import math
-
 import torch
+from torch import Tensor
 
-from unnorm.diagnostics import effective_sample_size, pareto_khat
 from unnorm.errors import InvalidValue
+from unnorm.models.tilted import log_weight
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, LogZ, log_density, log_mean_exp
+from unnorm.partition.weights import Weights
+from unnorm.types import LogDensity, LogZ
 
-__all__ = ["importance"]
+__all__ = ["importance", "log_weights"]
+
+CHUNK = 4096
 
 
 def importance(
@@ -17,12 +19,21 @@ def importance(
     noise: Noise,
     n: int = 200_000,
     *,
+    smooth: bool = False,
     generator: torch.Generator | None = None,
-    chunk: int = 4096,
+    chunk: int = CHUNK,
 ) -> LogZ:
-    """log Z = log E_q[p~/q] from `n` draws of the noise; the error by the delta method.
+    """log Z = log E_q[p~/q] from `n` draws of the noise, in constant memory; the error by the delta method.
 
     stderr = sqrt((n / ESS - 1) / (n - 1)), trustworthy while `khat` is below 0.7.
+
+    Args:
+        model: log p~.
+        noise: q.
+        n: how many draws.
+        smooth: Pareto-smooth the largest weights (Vehtari et al. 2024): less variance for a little bias.
+        generator: draws the noise.
+        chunk: draws held at once.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> found = importance(Quadratic(2), Gaussian(2), 1000)
@@ -31,31 +42,44 @@ def importance(
     """
     if n < 2:
         raise InvalidValue(f"The number of draws 'n' must be at least 2. Got {n}.")
-    log_w = log_weights(model, noise, n, generator=generator, chunk=chunk)[1]
-    ess = float(effective_sample_size(log_w))
-    stderr = math.sqrt(max(n / ess - 1, 0.0) / (n - 1))
-    return LogZ(float(log_mean_exp(log_w)), stderr, ess, pareto_khat(log_w), "importance", n)
+    weights = Weights(n)
+    draw_into(weights, model, noise, n, generator=generator, chunk=chunk)
+    return weights.log_z("importance", smooth=smooth)
 
 
 @torch.no_grad()
-def log_weights(
+def draw_into(
+    weights: Weights,
     model: LogDensity,
     noise: Noise,
     n: int,
     *,
     generator: torch.Generator | None = None,
-    chunk: int = 4096,
-    keep: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """`n` draws of the noise (kept on request) and their log p~ - log q, float64, `chunk` at a time."""
-    draws, log_w = None, None
+    chunk: int = CHUNK,
+) -> None:
+    """Add the weights of `n` more draws."""
     for start in range(0, n, chunk):
         z = noise.sample(min(chunk, n - start), generator=generator)
-        if log_w is None:  # all at once: small pieces kept between large temporaries would fragment the memory
-            log_w = torch.empty(n, dtype=torch.float64, device=z.device)
-            draws = z.new_empty(n, *z.shape[1:]) if keep else None
-        log_w[start : start + len(z)] = log_density(model, z) - noise.log_prob(z)
-        if draws is not None:
-            draws[start : start + len(z)] = z
-    assert log_w is not None
+        weights.add(log_weight(model, noise, z), noise.log_prob(z))
+
+
+@torch.no_grad()
+def log_weights(
+    model: LogDensity, noise: Noise, n: int, *, generator: torch.Generator | None = None, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """`n` draws of the noise, all kept, and their log p~ - log q in float64; `chunk` at a time.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> x, log_w = log_weights(Quadratic(2), Gaussian(2), 10)
+    >>> x.shape, log_w.shape
+    (torch.Size([10, 2]), torch.Size([10]))
+    """
+    # All at once: small pieces kept between large temporaries would fragment the memory.
+    z = noise.sample(min(chunk, n), generator=generator)
+    draws, log_w = z.new_empty(n, *z.shape[1:]), torch.empty(n, dtype=torch.float64, device=z.device)
+    for start in range(0, n, chunk):
+        if start:
+            z = noise.sample(min(chunk, n - start), generator=generator)
+        draws[start : start + len(z)] = z
+        log_w[start : start + len(z)] = log_weight(model, noise, z)
     return draws, log_w

@@ -1,5 +1,6 @@
 """The sampler contract, and the score of a model at many points."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -10,7 +11,18 @@ from torch import Tensor, nn
 from unnorm.errors import InvalidValue
 from unnorm.types import LogDensity, log_density
 
-__all__ = ["Bounds", "Info", "Position", "Sampler", "State", "check_bounds", "frozen", "log_density_and_score"]
+__all__ = [
+    "Bounds",
+    "Info",
+    "Located",
+    "Position",
+    "Sampler",
+    "State",
+    "check_bounds",
+    "frozen",
+    "locate",
+    "log_density_and_score",
+]
 
 Bounds = tuple[float, float]
 """A box: every coordinate stays between the two."""
@@ -97,6 +109,30 @@ def log_density_and_score(model: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]
     return log_p.detach(), score
 
 
+class Located(ABC):
+    """A log density that says more of a point than its value and score: what else travels with a chain.
+
+    Its `position` returns a Position with further fields, one row per chain; MALA and HMC carry them along.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def position(self, x: Tensor) -> Any: ...
+
+
+def locate(log_density: LogDensity, x: Tensor) -> Any:
+    """The position of chains at `x`: one evaluation of the density and its score.
+
+    >>> locate(lambda x: -x.square().sum(-1) / 2, torch.ones(1, 2)).score
+    tensor([[-1., -1.]])
+    """
+    if isinstance(log_density, Located):
+        return log_density.position(x)
+    return Position(x.detach(), *log_density_and_score(log_density, x))
+
+
 def unwrapped(model: LogDensity) -> LogDensity:
     """The module inside Fabric's wrapper, which expects one backward pass after each forward; else the model itself.
 
@@ -172,20 +208,18 @@ def sum_event(x: Tensor) -> Tensor:
     return x.flatten(1).sum(-1)
 
 
-def metropolis(
-    old: Position, new: Position, log_ratio: Tensor, generator: torch.Generator | None
-) -> tuple[Position, Info]:
+def metropolis(old: Any, new: Any, log_ratio: Tensor, generator: torch.Generator | None) -> tuple[Any, Info]:
     """Accept with probability min(1, exp(log_ratio)); what is not a number is refused and called divergent.
 
-    A chain that stands where p~ is zero accepts the first point where it is not.
+    The two are Positions, with further fields or none (`Located`). A chain that stands where p~ is zero accepts the
+    first point where it is not.
     """
     divergent = torch.isnan(log_ratio) | (new.log_p == torch.inf)
     log_ratio = torch.where(divergent, -torch.inf, log_ratio)
     uniform = torch.rand(len(log_ratio), generator=generator, device=old.x.device, dtype=old.x.dtype)
     accept = uniform.log() < log_ratio
-    chosen = Position(
-        torch.where(per_event(accept, old.x), new.x, old.x),
-        torch.where(accept, new.log_p, old.log_p),
-        torch.where(per_event(accept, old.x), new.score, old.score),
+    wide = per_event(accept, old.x)
+    chosen = type(old)._make(
+        torch.where(accept if ours.dim() == 1 else wide, theirs, ours) for ours, theirs in zip(old, new, strict=True)
     )
     return chosen, Info(chosen.log_p, log_ratio.clamp(max=0).exp(), divergent)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from unnorm.samplers.base import (
     Position,
     check_bounds,
     check_step_size,
-    log_density_and_score,
+    locate,
     metropolis,
     per_event,
     sum_event,
@@ -41,28 +41,34 @@ def leapfrog(
     n_steps: int,
     *,
     variance: float | Tensor = 1.0,
+    factor: Tensor | None = None,
     bounds: Bounds | None = None,
 ) -> Phase:
     """`n_steps` leapfrog steps of H(x, r) = -log p~(x) + sum(variance r^2) / 2: reversible, volume-preserving, order 2.
 
-    `variance` is the inverse of the diagonal mass matrix. At a bound a coordinate is reflected and its momentum turned;
-    a trajectory that met a wall has an energy error of order 1.
+    `variance` is the inverse of the diagonal mass matrix. With a `factor` F the momentum belongs to coordinates y,
+    x = F y. At a bound a coordinate is reflected and its momentum turned; a trajectory that met a wall has an energy
+    error of order 1.
 
     >>> log_p = lambda x: -x.square().sum(-1) / 2
-    >>> start = Position(torch.ones(1, 1), *log_density_and_score(log_p, torch.ones(1, 1)))
+    >>> start = locate(log_p, torch.ones(1, 1))
     >>> end = leapfrog(Phase(start, torch.zeros(1, 1)), log_p, torch.pi / 100, 100)       # half a turn
     >>> round(end.position.x.item(), 3)
     -1.0
     """
-    (x, log_p, score), momentum = phase
+    position, momentum = phase
     for _ in range(n_steps):
-        momentum = momentum + 0.5 * step_size * score
-        x = x + step_size * variance * momentum
+        momentum = momentum + 0.5 * step_size * _times(position.score, factor)
+        x = position.x + step_size * _times(variance * momentum, None if factor is None else factor.mT)
         if bounds is not None:
             x, momentum = _reflect(x, momentum, bounds)
-        log_p, score = log_density_and_score(log_density, x)
-        momentum = momentum + 0.5 * step_size * score
-    return Phase(Position(x, log_p, score), momentum)
+        position = locate(log_density, x)
+        momentum = momentum + 0.5 * step_size * _times(position.score, factor)
+    return Phase(position, momentum)
+
+
+def _times(rows: Tensor, matrix: Tensor | None) -> Tensor:
+    return rows if matrix is None else (rows.flatten(1) @ matrix).view_as(rows)
 
 
 def _reflect(x: Tensor, momentum: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -83,6 +89,8 @@ class HMC:
         n_leapfrog: leapfrog steps in one transition; when None as many as make a quarter turn of a Gaussian with these
             variances, at most 64.
         variance: the target's variances, the inverse mass; broadcast against the event.
+        factor: F with F F^T near the target's covariance, over the flattened event: the trajectories then live in
+            coordinates where the target is round, and `variance` is of these.
         jitter: each chain's step size is drawn anew, uniform within this share of it, so that no orbit closes.
         bounds: a box at whose walls the trajectories are reflected.
 
@@ -97,6 +105,7 @@ class HMC:
     variance: float | Tensor = 1.0
     jitter: float = 0.2
     bounds: Bounds | None = None
+    factor: Tensor | None = None
     target: ClassVar[float] = 0.8
 
     def __post_init__(self) -> None:
@@ -108,18 +117,22 @@ class HMC:
             raise InvalidValue(f"The 'jitter' of HMC must be in [0, 1). Got {self.jitter}.")
         if not isinstance(self.variance, Tensor) and not self.variance > 0:
             raise InvalidValue(f"The 'variance' of HMC must be positive. Got {self.variance}.")
+        if self.factor is not None and self.bounds is not None:
+            raise InvalidValue("HMC reflects at 'bounds' in the event's own coordinates: give no 'factor' with them.")
 
-    def _n_leapfrog(self) -> int:
+    @property
+    def leapfrog_steps(self) -> int:
+        """How many a transition takes."""
         if self.n_leapfrog is not None:
             return self.n_leapfrog
         return min(max(1, round(math.pi / 2 / float(self.step_size))), MOST_LEAPFROG)
 
-    def init(self, x: Tensor, log_density: LogDensity) -> Position:
-        return Position(x.detach(), *log_density_and_score(log_density, x))
+    def init(self, x: Tensor, log_density: LogDensity) -> Any:
+        return locate(log_density, x.detach())
 
     def step(
-        self, state: Position, log_density: LogDensity, *, generator: torch.Generator | None = None
-    ) -> tuple[Position, Info]:
+        self, state: Any, log_density: LogDensity, *, generator: torch.Generator | None = None
+    ) -> tuple[Any, Info]:
         x = state.x
         momentum = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) / self.variance**0.5
         step_size: float | Tensor = self.step_size
@@ -130,8 +143,9 @@ class HMC:
             Phase(state, momentum),
             log_density,
             step_size,
-            self._n_leapfrog(),
+            self.leapfrog_steps,
             variance=self.variance,
+            factor=self.factor,
             bounds=self.bounds,
         )
         before = state.log_p - sum_event(self.variance * momentum.square()) / 2

@@ -14,6 +14,7 @@ from unnorm.samplers.base import (
     Position,
     check_bounds,
     check_step_size,
+    locate,
     log_density_and_score,
     metropolis,
     sum_event,
@@ -143,7 +144,7 @@ class MALA:
         check_bounds(self.bounds)
 
     def init(self, x: Tensor, log_density: LogDensity) -> Position:
-        return Position(x.detach(), *log_density_and_score(log_density, x))
+        return locate(log_density, x.detach())
 
     def step(
         self, state: Position, log_density: LogDensity, *, generator: torch.Generator | None = None
@@ -151,7 +152,7 @@ class MALA:
         x = state.x
         noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
         proposal = x + self.step_size * state.score + (2 * self.step_size) ** 0.5 * noise
-        new = Position(proposal, *log_density_and_score(log_density, proposal))
+        new = locate(log_density, proposal)
         log_ratio = langevin_log_ratio(state, new, self.step_size)
         if self.bounds is not None:
             low, high = self.bounds

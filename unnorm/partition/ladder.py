@@ -1,0 +1,296 @@
+"""log Z by the cheapest way that can be believed."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unnorm.diagnostics import believable, doubt
+from unnorm.errors import InvalidValue
+from unnorm.models.tilted import log_weight
+from unnorm.noise.base import Noise, event_of, own_generator
+from unnorm.partition.annealed import Annealing, ais, estimate, stuck
+from unnorm.partition.bridge import Bracket, bracket, unseen
+from unnorm.partition.grid import CELLS, fitting_box, grid
+from unnorm.partition.importance import draw_into
+from unnorm.partition.path import Schedule, plan
+from unnorm.partition.weights import RAREST, Weights
+from unnorm.samplers.base import frozen
+from unnorm.types import LogDensity, LogZ
+
+__all__ = ["Climb", "Rung", "ladder"]
+
+FIRST_CHAINS, FEWEST_CHAINS = 512, 128
+MOST_DATA = 4000  # rows that stand for samples of the model
+BOX_POINTS = 8192
+PLANE = 2  # dimensions up to which a grid costs less than many draws
+PLANE_DRAWS = 4000
+GRID_ERROR = 1e-3
+MOST_STUCK = 0.02
+LEAST_MISSED = 3
+TOLERATED = 0.5  # mass that is missed, as a share of the error
+SIDES_APART = 4.0  # errors between one side of a bracket and both together
+MISSES = "the noise misses mass"
+
+
+class Rung(NamedTuple):
+    """One estimate on the way, whether it was enough, and why (not)."""
+
+    log_z: LogZ
+    enough: bool
+    why: str
+
+
+class Climb(NamedTuple):
+    """The rungs in the order of their cost; the last is the one in use.
+
+    Attributes:
+        rungs: the estimates.
+        wanted: the standard error asked for.
+        doubts: why even the last is not to be trusted; empty where it is.
+
+    >>> rung = Rung(LogZ(1.0, 0.005, 900.0, 0.2, "importance", 1000), True, "stderr 0.005 is within 0.01")
+    >>> print(Climb((rung,), 0.01, ()).lines()[0])
+    importance: 1.0000 ± 0.0050 (enough): stderr 0.005 is within 0.01
+    """
+
+    rungs: tuple[Rung, ...]
+    wanted: float
+    doubts: tuple[str, ...]
+
+    @property
+    def log_z(self) -> LogZ:
+        return self.rungs[-1].log_z
+
+    @property
+    def trusted(self) -> bool:
+        return not self.doubts
+
+    def log_zs(self) -> dict[str, LogZ]:
+        """The estimates by method."""
+        return {rung.log_z.method: rung.log_z for rung in self.rungs}
+
+    def lines(self) -> list[str]:
+        """Which rungs were climbed and why, and the verdict, for a person."""
+        lines = [
+            f"{found.method}: {found.value:.4f} ± {found.stderr:.4f} ({'enough' if enough else 'not enough'}): {why}"
+            for found, enough, why in self.rungs
+        ]
+        verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
+        return [*lines, f"log Z by {self.log_z.method}, {verdict}"]
+
+
+class _Problem(NamedTuple):
+    """What every rung is told."""
+
+    model: LogDensity
+    noise: Noise
+    data: Tensor | None
+    wanted: float
+    generator: torch.Generator | None
+    progress: bool | None
+
+
+def ladder(
+    model: LogDensity,
+    noise: Noise,
+    *,
+    data: Tensor | None = None,
+    stderr: float = 0.02,
+    n: int = 200_000,
+    first: int = 10_000,
+    evaluations: int = 4_000_000,
+    generator: torch.Generator | None = None,
+    progress: bool | None = False,
+) -> Climb:
+    """Importance sampling, annealed importance sampling, a bracket: the first that reaches `stderr` with Pareto k below
+    0.7, a hundred effective draws and no sign of missed mass ends the climb.
+
+    In one and two dimensions a grid confirms or corrects the first rung; in three it comes between the first and the
+    second.
+
+    Args:
+        model: log p~.
+        noise: q.
+        data: samples of the model, or held-out data, in the model's units. They show mass that no draw of the noise
+            finds, which nothing else can.
+        stderr: the standard error that is enough.
+        n: draws of the noise at most.
+        first: draws of the noise before the first look.
+        evaluations: of the model and its score at most, by annealed chains.
+        generator: draws everything random.
+        progress: a bar for annealed chains; None shows it on a terminal.
+
+    >>> from unnorm import Gaussian, Quadratic
+    >>> climb = ladder(Quadratic(2), Gaussian(2), generator=torch.Generator().manual_seed(0))
+    >>> climb.trusted, climb.log_z.method, climb.log_z.n
+    (True, 'grid', 5120)
+    """
+    if not stderr > 0 or min(n, first) < 100:
+        raise InvalidValue(f"The ladder needs stderr > 0 and 100 draws. Got stderr {stderr}, n {n}, first {first}.")
+    if data is not None:
+        data = data[:MOST_DATA].to(noise.sample(1, generator=own_generator(noise)))
+    with frozen(model) as target:
+        problem = _Problem(target, noise, data, stderr, generator, progress)
+        size = event_of(noise)[0] if len(event_of(noise)) == 1 else math.inf
+        first = min(first, n) if size > PLANE else min(first, n, PLANE_DRAWS)
+        rungs = [_by_importance(problem, n if size > PLANE else first, first)]
+        if size <= PLANE or (size in CELLS and not rungs[-1].enough):
+            rungs.append(_by_grid(problem, rungs[-1].log_z))
+        if not rungs[-1].enough:
+            return _by_chains(problem, rungs, evaluations)
+    return Climb(tuple(rungs), stderr, ())
+
+
+def _judged(found: LogZ, wanted: float, against: str | None = None) -> Rung:
+    """Enough, or the first reason why not."""
+    problem = doubt(found) or against
+    if problem is None and found.stderr > wanted:
+        problem = f"stderr {found.stderr:.2g} is above the wanted {wanted:g}"
+    if problem is not None:
+        return Rung(found, False, problem)
+    return Rung(found, True, f"stderr {found.stderr:.2g} is within {wanted:g}")
+
+
+def _missed(share: float, rows: int, stderr: float) -> str | None:
+    """Whether the share of rows that no draw could have been is more than a few, and matters beside the error."""
+    if share * rows < LEAST_MISSED or share < TOLERATED * stderr:
+        return None
+    return f"{share:.1%} of the data lie where the weights exceed every draw's: {MISSES}"
+
+
+def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
+    """Draw, look how many draws the wanted error takes, and draw them if that is possible."""
+    weights = Weights(n)
+    draw_into(weights, problem.model, problem.noise, first, generator=problem.generator)
+    found = weights.log_z("importance")
+    while weights.n < n and not (believable(found) and found.stderr <= problem.wanted):
+        needed = 1.1 * weights.n * (found.stderr / problem.wanted) ** 2
+        if needed > n and weights.n >= n // 8:
+            break  # out of reach
+        more = int(min(max(needed - weights.n, weights.n), n - weights.n))
+        draw_into(weights, problem.model, problem.noise, more, generator=problem.generator)
+        found = weights.log_z("importance")
+    against = None
+    if problem.data is not None:
+        with torch.no_grad():
+            own = log_weight(problem.model, problem.noise, problem.data)
+        against = _missed(unseen(own, weights.largest), len(own), found.stderr)
+    if against is None and (share := weights.share_of_rarest()) > TOLERATED * found.stderr:
+        against = f"the {RAREST} draws farthest out carry {share:.1%} of the weight: the model reaches beyond the noise"
+    return _judged(found, problem.wanted, against)
+
+
+def _by_grid(problem: _Problem, importance: LogZ) -> Rung:
+    """Finer and finer, until two resolutions agree, with each other and with importance sampling if that counts."""
+    points = problem.noise.sample(BOX_POINTS, generator=own_generator(problem.noise))
+    if problem.data is not None:
+        points = torch.cat([points, problem.data])
+    with torch.no_grad():
+        box = fitting_box(problem.model, points, like=points)
+    size = box.shape[1]
+    cells = CELLS[size] // (8 if size < 3 else 4)
+    if not believable(importance):
+        cells *= 2  # nobody to notice a mode between the cells
+    while True:
+        found = grid(problem.model, box, like=points, cells=cells)
+        rung = _judged(found, problem.wanted, _contradiction(found, importance))
+        if cells >= CELLS[size] or (rung.enough and found.stderr < GRID_ERROR):
+            return rung
+        cells *= 2
+
+
+def _contradiction(found: LogZ, importance: LogZ) -> str | None:
+    """Where two estimates that both can be believed are too far apart."""
+    apart, error = abs(found.value - importance.value), math.hypot(found.stderr, importance.stderr)
+    if not believable(importance) or apart < SIDES_APART * error:
+        return None
+    return f"it is {apart:.2g} nats, {apart / error:.0f} errors, away from importance sampling"
+
+
+def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
+    """The two dear rungs share the evaluations."""
+    try:
+        schedule = plan(problem.model, problem.noise, generator=problem.generator)
+    except InvalidValue as refusal:
+        return Climb(tuple(rungs), problem.wanted, (rungs[-1].why, str(refusal)))
+    schedule = _affordable(schedule, evaluations // 2)
+    forward = _forward(problem, schedule, evaluations // 2)
+    narrow = _narrow(stuck(forward, problem.model, problem.noise, generator=problem.generator))
+    rung = _judged(forward.log_z, problem.wanted, narrow or _remembered(rungs))
+    rungs = [*rungs, rung]
+    if rung.enough:
+        return Climb(tuple(rungs), problem.wanted, ())
+    n_chains = max(FEWEST_CHAINS, min(evaluations // 2 // forward.schedule.evaluations, len(forward.log_w)))
+    found = bracket(
+        problem.model,
+        problem.noise,
+        problem.data,
+        n_chains=n_chains,
+        forward=forward,
+        generator=problem.generator,
+        progress=problem.progress,
+    )
+    rung, doubts = _weigh(found, problem.wanted)
+    return Climb((*rungs, rung), problem.wanted, doubts if narrow is None else (*doubts, narrow))
+
+
+def _narrow(share: float) -> str | None:
+    """Whether chains stand still in more than a trifle of the mass."""
+    if share < MOST_STUCK:
+        return None
+    return f"in {share:.1%} of the mass the chains all but stand still: places as narrow may be missed"
+
+
+def _remembered(rungs: list[Rung]) -> str | None:
+    """What the data said against the noise itself."""
+    return next((f"the data said: {rung.why}" for rung in rungs if MISSES in rung.why), None)
+
+
+def _affordable(schedule: Schedule, evaluations: int) -> Schedule:
+    """The schedule, with fewer temperatures where even the fewest chains could not pay for all of them."""
+    share = evaluations / (FEWEST_CHAINS * schedule.evaluations)
+    return schedule if share >= 1 else schedule.spread(max(1, int(share * len(schedule))))
+
+
+def _forward(problem: _Problem, schedule: Schedule, evaluations: int) -> Annealing:
+    """Annealed chains: some, then as many as the wanted error takes and the evaluations allow."""
+    most = max(FEWEST_CHAINS, evaluations // schedule.evaluations)
+
+    def more(n: int) -> Annealing:
+        return ais(
+            problem.model,
+            problem.noise,
+            n_chains=n,
+            schedule=schedule,
+            generator=problem.generator,
+            progress=problem.progress,
+        )
+
+    run = more(min(FIRST_CHAINS, most))
+    needed = 1.2 * len(run.log_w) * (run.log_z.stderr / problem.wanted) ** 2
+    extra = int(min(needed, most)) - len(run.log_w)
+    if run.log_z.stderr > problem.wanted and extra > 1:
+        again = more(extra)
+        log_w = torch.cat([run.log_w, again.log_w])
+        run = run._replace(log_z=estimate(log_w, "ais"), log_w=log_w, x=torch.cat([run.x, again.x]))
+    return run
+
+
+def _weigh(found: Bracket, wanted: float) -> tuple[Rung, tuple[str, ...]]:
+    """The joined estimate, and what the two sides have against it."""
+    doubts = []
+    if (problem := doubt(found.log_z)) is not None:
+        doubts.append(problem)
+    for name, side in (("from the noise", found.lower), ("from the model", found.upper)):
+        apart = abs(side.value - found.log_z.value)
+        error = math.hypot(side.stderr, found.log_z.stderr)
+        if doubt(side) is None and apart > max(SIDES_APART * error, wanted):
+            doubts.append(f"the chains {name} alone are {apart:.2g} nats, {apart / error:.0f} errors, away from it")
+    if doubt(found.lower) is not None and (not found.from_data or doubt(found.upper) is not None):
+        doubts.append(f"neither end can be believed alone ({doubt(found.lower)})")
+    low, high = found.interval()
+    why = f"between {low:.3f} and {high:.3f}" if math.isfinite(low + high) else "no two-sided bound"
+    reached = found.log_z.stderr <= wanted
+    return Rung(found.log_z, reached and not doubts, why), tuple(doubts)
