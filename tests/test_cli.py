@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
+from unnorm import Density
 from unnorm.cli import main
 from unnorm.data import toy
 
@@ -62,7 +65,7 @@ class TestFit:
         out = capsys.readouterr().out
         for phrase in ("test NLL", "log Z, importance", "Verdict: "):
             assert phrase in out
-        assert ("log Z, grid" in out) == (width <= 2)
+        assert "log Z, grid" in out or width > 2
         folder = Path("runs/t")
         expected = {
             "model.safetensors",
@@ -545,3 +548,66 @@ def test_sample_says_how_good_it_is(capsys):
     assert 0.9 < found["r_hat"] < 1.05
     assert unnorm("sample", "runs/t", "-n", "50", "--out", "s.csv") == 0
     assert "Hamiltonian Monte Carlo: R-hat 1.0" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run, which no test changes."""
+    home = tmp_path_factory.mktemp("run")
+    path = table(home / "t.csv", points(d=4), "abcd")
+    assert unnorm("fit", path, *SMALL, "--out", home / "run") == 0
+    return home / "run"
+
+
+class TestDiagnose:
+    def test_says_which_rung_and_why(self, run, capsys):
+        assert unnorm("diagnose", run) == 0
+        out = capsys.readouterr().out
+        for phrase in (
+            "log Z as saved",
+            "the run's own 30 test rows",
+            "rung 1: importance",
+            "(enough): stderr",
+            "log Z by importance, trusted",
+            "Verdict: ",
+        ):
+            assert phrase in out
+
+    def test_json_holds_the_same(self, run, capsys):
+        assert unnorm("diagnose", run, "--json", "--seed", "1") == 0
+        first = capsys.readouterr().out
+        found = json.loads(first)
+        assert (found["rung"], found["trusted"], found["doubts"]) == ("importance", True, [])
+        assert abs(found["log_z"]["importance"]["value"] - found["saved"]["value"]) < 0.1
+        assert unnorm("diagnose", run, "--json", "--seed", "1") == 0
+        assert capsys.readouterr().out == first
+
+    def test_rows_of_another_file(self, run, capsys):
+        assert unnorm("diagnose", run, "--data", table("new.csv", points(d=4, seed=5), "abcd")) == 0
+        assert "300 rows of 'new.csv'" in capsys.readouterr().out
+
+    def test_without_the_data(self, run, capsys):
+        shutil.copytree(run, "copy")
+        (run.parent / "t.csv").rename(run.parent / "gone.csv")
+        try:
+            assert unnorm("diagnose", "copy") == 0
+        finally:
+            (run.parent / "gone.csv").rename(run.parent / "t.csv")
+        assert "no data (" in capsys.readouterr().out
+
+    def test_a_log_z_nobody_can_find_is_distrusted(self, run, capsys):
+        density = Density.load(run)
+        with torch.no_grad():
+            next(part for part in density.model.net.modules() if isinstance(part, torch.nn.Linear)).weight.mul_(300)
+        density.save("broken")
+        assert unnorm("diagnose", "broken", "--evaluations", "20000", "-n", "2000", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["verdict_level"], found["trusted"]) == ("DISTRUST", False)
+        assert found["doubts"]
+
+    def test_mistakes_are_one_line(self, run, capsys):
+        assert unnorm("diagnose", "nowhere") == 2
+        assert unnorm("diagnose", run, "--data", "nowhere.csv") == 2
+        assert unnorm("diagnose", run, "--stderr", "0") == 2
+        assert unnorm("diagnose", run, "--seed", "-1") == 2
+        assert len(capsys.readouterr().err.splitlines()) == 4

@@ -21,7 +21,7 @@ __all__ = ["DESCRIPTION", "TENSORS", "digest", "filled", "from_plain", "read", "
 
 TENSORS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = "unnorm-density-1"
-FIELDS = {"format", "model", "noise", "transform", "log_z", "tensors_sha256"}
+FIELDS = {"format", "model", "noise", "transform", "log_z", "doubts", "tensors_sha256"}
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -86,7 +86,9 @@ def _read_description(path: Path) -> dict[str, Any]:
     written = description.pop("digest", None)
     if written != digest(description):
         raise BrokenFile(f"'{path}' was edited or damaged after it was written: its digest does not match.")
-    if set(description) != FIELDS or not isinstance(description["log_z"], dict):
+    description.setdefault("doubts", [])  # files of 0.1 knew none
+    lists = isinstance(description["doubts"], list)
+    if set(description) != FIELDS or not isinstance(description["log_z"], dict) or not lists:
         raise BrokenFile(f"'{path}' does not describe a density.")
     return description
 

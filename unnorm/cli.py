@@ -1,4 +1,4 @@
-"""The command line: `unnorm fit | score | sample | info`."""
+"""The command line: `unnorm fit | score | sample | diagnose | info`."""
 
 import csv
 import json
@@ -274,6 +274,48 @@ def sample(
         typer.echo(draws.line(), err=True)
 
 
+@app.command(epilog="Example: unnorm diagnose runs/8gaussians    or: unnorm diagnose runs/table --data new.csv")
+def diagnose(
+    model: ModelFolder,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows that were not trained on, in a file. [default: the run's own test rows, if still there]"
+        ),
+    ] = None,
+    stderr: Annotated[float, typer.Option(help="Standard error of log Z that is enough, in nats.")] = 0.02,
+    n: Annotated[int, typer.Option("--n", "-n", help="Draws of the noise at most.")] = 200_000,
+    evaluations: Annotated[int, typer.Option(help="Evaluations of the model by annealed chains at most.")] = 4_000_000,
+    seed: Seed = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find log Z anew, by the cheapest way that can be believed, and say whether to trust the density."""
+    import torch
+
+    from unnorm.density import Density
+    from unnorm.diagnosis import diagnosis
+
+    if not 0 <= seed < 2**62:
+        raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
+    density = Density.load(model)
+    found = diagnosis(
+        model,
+        density,
+        data,
+        stderr=stderr,
+        n=n,
+        evaluations=evaluations,
+        generator=torch.Generator().manual_seed(seed),
+        progress=False if as_json else None,
+    )
+    if as_json:
+        _print_json(found)
+        return
+    for line in found["lines"]:
+        typer.echo(line)
+    _print_verdict(found)
+
+
 @app.command(epilog="Example: unnorm info runs/8gaussians --json")
 def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
     """Show what a saved model is, how good it is, and whether to trust it."""
@@ -288,7 +330,7 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
         result |= read_json(model / RESULT, {"test_nll", "verdict", "verdict_level"})
     result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
     if "verdict" not in result:
-        judged = verdict(density.log_zs)
+        judged = verdict(density.log_zs, doubts=density.doubts)
         result |= {"verdict": judged.line(), "verdict_level": judged.level}
     parameters = sum(p.numel() for p in density.model.parameters())
     result |= {"model": describe(density.model), "parameters": parameters, "event": list(density.event)}
@@ -324,7 +366,14 @@ def _print_result(result: dict[str, Any], footer: str) -> None:
     for name, value in lines:
         console.print(f"{name:<{width}}  {value}")
     console.print(footer)
+    _print_verdict(result)
+
+
+def _print_verdict(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
     colour = {"TRUST": "green", "CARE": "yellow"}.get(result["verdict_level"], "red")
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"Verdict: {result['verdict']}", style=colour)
 
 

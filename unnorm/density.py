@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from unnorm import archive
 from unnorm.architecture import describe
-from unnorm.data.rows import RowSource, chunks
+from unnorm.data.rows import RowSource, chunks, spread
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import LEAST_ESS, R_HAT_LIMIT, believable, preferred
+from unnorm.diagnostics import LEAST_ESS, R_HAT_LIMIT
 from unnorm.draws import STARTS, Draws, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
-from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box, summary
-from unnorm.partition.importance import importance, log_weights
+from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box
+from unnorm.partition.importance import log_weights
+from unnorm.partition.ladder import MOST_DATA, Climb, ladder
 from unnorm.types import LogZ, effective_sample_size, log_density
 
 __all__ = ["Density"]
@@ -36,7 +37,8 @@ class Density(nn.Module):
         model: log p~ in the model's units.
         noise: q in the model's units; importance sampling draws from it.
         transform: T, from the user's units to the model's; None when they are the same.
-        log_zs: estimates of log Z by method.
+        log_zs: estimates of log Z by method, the one in use last.
+        doubts: what speaks against it.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> density = Density.normalise(Quadratic(2), Gaussian(2), n=1000)
@@ -44,18 +46,28 @@ class Density(nn.Module):
     tensor([-1.8379], ...)
     >>> sorted(density.log_zs)
     ['grid', 'importance']
+    >>> density.climb.trusted
+    True
     >>> density.sample(3).shape
     torch.Size([3, 2])
     """
 
     box: Tensor
 
-    def __init__(self, model: nn.Module, noise: Noise, transform: Transform | None, log_zs: Mapping[str, LogZ]):
+    def __init__(
+        self,
+        model: nn.Module,
+        noise: Noise,
+        transform: Transform | None,
+        log_zs: Mapping[str, LogZ],
+        doubts: Sequence[str] = (),
+    ):
         super().__init__()
         self.model, self.noise = model, noise
         self.event = event_of(noise)
         self.transform = transform if transform is not None else Standardize(self.event)
-        self.log_zs = dict(log_zs)
+        self.log_zs, self.doubts = dict(log_zs), tuple(doubts)
+        self.climb: Climb | None = None  # how log Z was found; a loaded density knows only what came of it
         corners = 2, self.event[0] if self._has_grid() else 0
         self.register_buffer("box", torch.zeros(corners, dtype=torch.float64))  # of the grid, in the model's units
         self._grid: Grid | None = None
@@ -68,50 +80,87 @@ class Density(nn.Module):
         transform: Transform | None = None,
         *,
         data: RowSource | None = None,
+        held_out: RowSource | None = None,
         n: int = 200_000,
+        stderr: float = 0.02,
+        evaluations: int = 1_000_000,
         generator: torch.Generator | None = None,
+        progress: bool | None = False,
     ) -> "Density":
-        """Find log Z: by importance sampling always, and on a grid in one and two dimensions.
+        """Find log Z by the ladder (`unnorm.partition.ladder`): the cheapest way that can be believed.
 
-        The grid covers the noise and, where `data` are given (in the user's units), all of them; it grows while mass
-        is found at its border.
+        Args:
+            model: log p~ in the model's units.
+            noise: q in the model's units.
+            transform: T.
+            data: in the user's units; in one and two dimensions the grid covers all of them.
+            held_out: rows that were not trained on, in the user's units: they show mass that the noise misses.
+            n: draws of the noise at most.
+            stderr: the standard error of log Z that is enough.
+            evaluations: of the model's score at most, where annealed chains are needed.
+            generator: draws everything random.
+            progress: a bar for these chains; None shows it on a terminal.
         """
-        log_zs = {"importance": importance(model, noise, n, generator=generator)}
-        density = cls(model, noise, transform, log_zs).to(own_generator(noise).device)
+        density = cls(model, noise, transform, {}).to(own_generator(noise).device)
+        reach = None
         if density._has_grid():
-            density.box.copy_(density._fitting_box(data))
-            half = evaluate(model, density.box, CELLS[density.event[0]] // 2, like=density._like())
-            density.log_zs["grid"] = summary(density._fine_grid(), half)
-        if density.log_z.method == "importance" and not believable(density.log_z):
-            found = density.log_z
+            reach = density._extremes(data)
+            points = torch.cat([noise.sample(8192, generator=own_generator(noise)).double(), reach])
+            density.box.copy_(fitting_box(model, points, like=density._like()))
+        climb = density.diagnose(
+            held_out,
+            reach=reach,
+            n=n,
+            first=n,
+            stderr=stderr,
+            evaluations=evaluations,
+            generator=generator,
+            progress=progress,
+        )
+        density.climb, density.log_zs, density.doubts = climb, climb.log_zs(), climb.doubts
+        if climb.doubts:
             warnings.warn(
-                f"log Z stands on {found.ess:.0f} effective draws of {found.n}, with Pareto k {found.khat:.2f}: "
-                "it cannot be believed. A noise closer to the data would help.",
+                f"log Z cannot be believed: {'; '.join(climb.doubts)}. A noise closer to the data would help.",
                 WeightsWarning,
                 stacklevel=2,
             )
         return density
 
+    def diagnose(self, held_out: RowSource | None = None, **options: Any) -> Climb:
+        """Climb the ladder anew, with its options; `held_out` rows are in the user's units."""
+        rows = None
+        if held_out is not None and len(held_out) > 1:
+            picked = held_out[spread(len(held_out), MOST_DATA)].to(self._like().device).double()
+            with torch.no_grad():
+                rows = self.transform(picked)[0].to(self._like().dtype)
+        return ladder(self.model, self.noise, data=rows, **options)
+
     @property
     def log_z(self) -> LogZ:
-        """The estimate in use; `unnorm.diagnostics.preferred` has the rule."""
-        return preferred(self.log_zs)
+        """The estimate in use."""
+        return list(self.log_zs.values())[-1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Density":
         self._grid = None  # it would stay behind on the old device
         return super()._apply(fn, recurse)
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """The normalised log density at x of shape (n, *event); differentiable in x."""
+    def log_prob(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """The normalised log density at x of shape (n, *event); differentiable in x.
+
+        A transform that draws (`Dequantize`) takes its numbers from `generator`; the value then is a random lower bound
+        of the log probability of integers, in expectation. `metrics.bits_per_dim` has the tighter one.
+        """
         if x.shape[1:] != self.event:
             raise InvalidValue(f"This density is over events of shape {self.event}. Got {tuple(x.shape)}.")
-        z, log_det = self.transform(x)
-        return (log_density(self.model, z.to(self._like())) + log_det - self.log_z.value).to(x.dtype)
+        z, log_det = self.transform(x, generator=generator)
+        value = log_density(self.model, z.to(self._like())) + log_det - self.log_z.value
+        return value.to(x.dtype) if x.is_floating_point() else value
 
-    def noise_log_prob(self, x: Tensor) -> Tensor:
+    def noise_log_prob(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The log density of the noise alone at x, in the same units: what the model must beat."""
-        z, log_det = self.transform(x)
-        return (self.noise.log_prob(z.to(self._like())) + log_det).to(x.dtype)
+        z, log_det = self.transform(x, generator=generator)
+        value = self.noise.log_prob(z.to(self._like())) + log_det
+        return value.to(x.dtype) if x.is_floating_point() else value
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """`n` draws, in float64: the user's units may need it. `draws` also says how good they are."""
@@ -151,12 +200,13 @@ class Density(nn.Module):
     def _has_grid(self) -> bool:
         return len(self.event) == 1 and self.event[0] <= 2
 
-    def _fitting_box(self, data: RowSource | None) -> Tensor:
-        extremes = [self.noise.sample(8192, generator=own_generator(self.noise)).double()]
+    def _extremes(self, data: RowSource | None) -> Tensor:
+        """The corners of a box around all of the data, in the model's units."""
+        corners = [torch.empty(0, *self.event, dtype=torch.float64, device=self.box.device)]
         for chunk in chunks(data) if data is not None else ():
             z, _ = self.transform(chunk.to(self.box.device).double())
-            extremes.append(torch.stack([z.amin(0), z.amax(0)]))
-        return fitting_box(self.model, torch.cat(extremes), like=self._like())
+            corners.append(torch.stack([z.amin(0), z.amax(0)]))
+        return torch.cat(corners)
 
     def _fine_grid(self) -> Grid:
         if self._grid is None:
@@ -173,7 +223,7 @@ class Density(nn.Module):
 
     def _resample(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Noise draws chosen by their weights, where these allow it: roughly samples of the model."""
-        found = self.log_zs["importance"]
+        found = self.log_zs["importance"]  # the ladder's first rung, always there
         wanted = math.ceil(4 * n * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
         z, log_w = log_weights(self.model, self.noise, draws, generator=generator)
@@ -202,6 +252,7 @@ class Density(nn.Module):
             "noise": None if shared else describe(self.noise),
             "transform": describe(self.transform),
             "log_z": {method: archive.to_plain(found) for method, found in self.log_zs.items()},
+            "doubts": list(self.doubts),
         }
         archive.write(Path(folder), tensors, facts)
 
@@ -229,7 +280,7 @@ class Density(nn.Module):
         log_zs = {method: archive.from_plain(found) for method, found in facts["log_z"].items()}
         if not isinstance(noise, Noise) or not isinstance(transform, Transform) or "importance" not in log_zs:
             raise BrokenFile(f"'{folder}' does not describe a density.")
-        density = cls(model, noise, transform, log_zs)
+        density = cls(model, noise, transform, log_zs, [str(doubt) for doubt in facts["doubts"]])
         if tensors["box"].shape != density.box.shape:
             raise BrokenFile(
                 f"'{folder}' does not describe a density: its box has shape {tuple(tensors['box'].shape)}."

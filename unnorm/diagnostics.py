@@ -22,7 +22,6 @@ __all__ = [
     "doubt",
     "effective_sample_size",
     "pareto_khat",
-    "preferred",
     "r_hat",
     "smooth_tail",
     "tail_length",
@@ -32,7 +31,7 @@ __all__ = [
 LEAST_TEST_ROWS = 30
 LEAST_FOR_A_TAIL = 25
 LEAST_ESS = 100  # fewer effective draws cannot tell their own error
-GRID_LIMIT = 0.05  # nats: a grid's own error estimate up to here is good
+MOST_ERROR = 0.05  # nats: an error of log Z up to here is good
 R_HAT_LIMIT = 1.05  # Vehtari et al. 2021 ask for 1.01 of long chains; short ones scatter up to here
 KHAT_LIMIT = 0.7  # Vehtari et al. 2024: below, the stderr of an importance estimate can be believed
 
@@ -175,91 +174,76 @@ def believable(found: LogZ) -> bool:
     return doubt(found) is None
 
 
-def preferred(log_z: Mapping[str, LogZ]) -> LogZ:
-    """The estimate to use: the grid's, unless its own error is large and importance sampling's is believable and less.
-
-    A grid sees a mode that no noise draw reached; importance sampling then is confidently wrong.
-
-    >>> sure, broken = LogZ(0.0, 0.01, 900, 0.2, "importance", 1000), LogZ(0.0, 0.01, 3, 1.5, "importance", 1000)
-    >>> grid = LogZ(0.1, 0.3, math.nan, math.nan, "grid", 100)
-    >>> [preferred({"importance": found, "grid": grid}).method for found in (sure, broken)]
-    ['importance', 'grid']
-    """
-    importance, grid = log_z["importance"], log_z.get("grid")
-    if grid is None or not math.isfinite(grid.value + grid.stderr):
-        return importance
-    better = believable(importance) and importance.stderr < grid.stderr
-    return importance if better and grid.stderr > GRID_LIMIT else grid
-
-
 def verdict(
-    log_z: Mapping[str, LogZ], numbers: Mapping[str, float] | None = None, warned: Sequence[str] = ()
+    log_z: Mapping[str, LogZ],
+    numbers: Mapping[str, float] | None = None,
+    warned: Sequence[str] = (),
+    doubts: Sequence[str] = (),
 ) -> Verdict:
     """Judge a fitted density by its normaliser and, where known, its likelihoods.
 
     Args:
-        log_z: estimates by method; "importance" always, "grid" in one and two dimensions.
+        log_z: estimates by method, the one in use last.
         numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; `discrete`, the number of
             columns that repeat values; `singular`, whether some column depends linearly on others.
         warned: what the health monitor said during training.
+        doubts: what the ladder has against its log Z.
 
     >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
     >>> verdict({"importance": good}).level
     'TRUST'
     >>> print(verdict({"importance": good._replace(khat=1.2)}).line())
-    DISTRUST: the importance weights have Pareto k 1.20, at or above 0.7, so log Z and its error cannot be believed.
+    DISTRUST: log Z cannot be believed: Pareto k is 1.20, not below 0.7.
     """
     numbers = numbers or {}
-    bad, doubtful = [], []
-    importance, grid = log_z["importance"], log_z.get("grid")
-    grid_is_good = grid is not None and grid.stderr <= GRID_LIMIT
-    if not math.isfinite(importance.value):
-        bad.append(f"log Z by importance sampling is {importance.value}")
+    bad, doubtful = list[str](), list[str]()
+    used = list(log_z.values())[-1]
+    if (problem := doubt(used)) is not None:
+        bad.append(f"log Z cannot be believed: {problem}")
+    bad += [f"log Z cannot be believed: {problem}" for problem in doubts if problem != doubt(used)]
     if not math.isfinite(numbers.get("test_nll", 0.0)):
         bad.append(f"the test NLL is {numbers['test_nll']}: some test row has no finite log density")
-    if grid is not None and not grid.stderr < 0.5:
+    if used.method == "grid" and not used.stderr < 0.5:
         bad.append("the density does not fall off toward the border of the grid: its integral may be infinite")
-    elif grid is not None and not grid_is_good:
-        doubtful.append(f"the grid's own error estimate is {grid.stderr:.2g} nats")
-    if not importance.khat < KHAT_LIMIT:  # NaN is not good either
-        consequence = "so only the grid's log Z counts" if grid_is_good else "so log Z and its error cannot be believed"
-        (doubtful if grid_is_good else bad).append(
-            f"the importance weights have Pareto k {importance.khat:.2f}, at or above {KHAT_LIMIT}, {consequence}"
-        )
-    elif not grid_is_good and importance.ess < LEAST_ESS:
-        bad.append(f"only {importance.ess:.0f} effective draws of {importance.n} stand behind log Z")
-    elif not grid_is_good and importance.stderr > 0.05:
-        (bad if importance.stderr > 0.5 else doubtful).append(
-            f"log Z is known only to {importance.stderr:.2g} nats "
-            f"(effective sample size {importance.ess:.0f} of {importance.n})"
-        )
-    if grid is not None and importance.khat < KHAT_LIMIT:
-        gap = abs(importance.value - grid.value)
-        error = math.hypot(importance.stderr, grid.stderr)
-        if gap > 3 * error and gap > 1e-3:
-            (bad if gap > 0.1 else doubtful).append(
-                f"importance sampling and grid differ by {gap:.3f}, {gap / error:.1f} of their error"
-            )
-    doubtful += _likelihood_doubts(numbers, grid_is_good, importance)
+    elif used.stderr > MOST_ERROR and not bad:
+        (bad if used.stderr > 0.5 else doubtful).append(f"log Z is known only to {used.stderr:.2g} nats")
+    if (gap := _disagreement(log_z)) is not None:
+        (bad if gap[0] > 0.1 else doubtful).append(gap[1])
+    doubtful += _likelihood_doubts(numbers, used)
     doubtful += [f"the health monitor warned in training ({line.split(':')[0].lower()})" for line in warned]
     if bad:
         return Verdict("DISTRUST", tuple(bad + doubtful))
     if doubtful:
         return Verdict("CARE", tuple(doubtful))
-    return Verdict("TRUST", (_praise(importance, grid),))
+    return Verdict("TRUST", (_praise(used, log_z),))
 
 
-def _praise(importance: LogZ, grid: LogZ | None) -> str:
-    if grid is not None and not believable(importance):
-        return f"log Z is known to {grid.stderr:.2g} nats by a grid; importance sampling cannot check it"
-    agreement = f" and a grid agrees within {abs(importance.value - grid.value):.4f}" if grid else ""
-    return (
-        f"log Z is known to {importance.stderr:.2g} nats, Pareto k is {importance.khat:.2f}, "
-        f"the effective sample size {importance.ess:.0f} of {importance.n}{agreement}"
-    )
+def _disagreement(log_z: Mapping[str, LogZ]) -> tuple[float, str] | None:
+    """Importance sampling and a grid that both can be believed, and are more than three errors apart."""
+    importance, grid = log_z.get("importance"), log_z.get("grid")
+    if importance is None or grid is None or not believable(importance) or grid.stderr > MOST_ERROR:
+        return None
+    gap, error = abs(importance.value - grid.value), math.hypot(importance.stderr, grid.stderr)
+    if gap <= 3 * error or gap <= 1e-3:
+        return None
+    return gap, f"importance sampling and grid differ by {gap:.3f}, {gap / error:.1f} of their error"
 
 
-def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importance: LogZ) -> list[str]:
+def _praise(used: LogZ, log_z: Mapping[str, LogZ]) -> str:
+    known = f"log Z is known to {used.stderr:.2g} nats"
+    if used.method == "grid":
+        importance = log_z.get("importance")
+        if importance is None or not believable(importance):
+            return f"{known} by a grid; importance sampling cannot check it"
+        apart = abs(importance.value - used.value)
+        return f"{known} by a grid; importance sampling agrees within {apart:.4f} ± {importance.stderr:.4f}"
+    if used.method == "bracket":
+        return f"{known} by annealed chains from both ends, {used.ess:.0f} of {used.n} where they meet"
+    chains = "annealed importance sampling" if used.method == "ais" else f"{used.method} sampling"
+    return f"{known} by {chains}, Pareto k is {used.khat:.2f}, the effective sample size {used.ess:.0f} of {used.n}"
+
+
+def _likelihood_doubts(numbers: Mapping[str, float], used: LogZ) -> list[str]:
     doubts: list[str] = []
     test, stderr = numbers.get("test_nll"), numbers.get("test_stderr", 0.0)
     if test is None:
@@ -278,9 +262,9 @@ def _likelihood_doubts(numbers: Mapping[str, float], grid_is_good: bool, importa
             f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "
             "(--iterate best, fewer steps, a smaller model, or more rows)"
         )
-    if noise is not None and not grid_is_good and noise - test > math.log(importance.n):
+    if noise is not None and used.method == "importance" and noise - test > math.log(used.n):
         doubts.append(
-            f"the data are {noise - test:.1f} nats from the noise, more than log n = {math.log(importance.n):.1f}: "
+            f"the data are {noise - test:.1f} nats from the noise, more than log n = {math.log(used.n):.1f}: "
             "no such sample can certify that"
         )
     return doubts

@@ -73,7 +73,14 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeightsWarning)  # the verdict says it
         density = Density.normalise(
-            model, noise, transform, data=points.train, n=job.n_importance, generator=generator
+            model,
+            noise,
+            transform,
+            data=points.train,
+            held_out=points.test,
+            n=job.n_importance,
+            generator=generator,
+            progress=progress,
         ).cpu()
     if not math.isfinite(density.log_z.value):
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
@@ -134,7 +141,7 @@ def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) ->
     }
     numbers["discrete"] = _discrete(points.train[some])
     numbers["singular"] = _singular(points.train[some])
-    judged = verdict(density.log_zs, numbers, warned)
+    judged = verdict(density.log_zs, numbers, warned, density.doubts)
     result: dict[str, Any] = {
         "data": Path(job.data).name,
         "rows": {"train": len(points.train), "test": len(points.test), "dropped": points.dropped},
@@ -148,6 +155,7 @@ def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) ->
             "excess_stderr": float(gap.std() / math.sqrt(len(gap))),
         }
     result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
+    result["rungs"] = density.climb.lines() if density.climb is not None else []
     return result | {"warnings": list(warned), "verdict": judged.line(), "verdict_level": judged.level}
 
 

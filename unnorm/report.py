@@ -37,8 +37,10 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("rows left out", f"{result['rows']['dropped']:,} (NaN or infinity)"))
     for method, found in result["log_z"].items():
         text = f"{_number(found['value'])} ± {_number(found['stderr'])}"
-        if method == "importance":
-            text += f"  (ESS {found['ess']:,.0f} of {found['n']:,}, Pareto k {_number(found['khat'], 2)})"
+        if method in ("importance", "ais"):
+            text += f"  (ESS {found['ess'] or 0:,.0f} of {found['n']:,}, Pareto k {_number(found['khat'], 2)})"
+        if method == "bracket":
+            text += f"  (annealed from both ends, {found['ess'] or 0:,.0f} of {found['n']:,} chains meet)"
         lines.append((f"log Z, {method}", text))
     for key, name in (
         ("training_log_u", "log u, tracked in training"),
@@ -70,6 +72,7 @@ def _some(data: RowSource, n: int = 4 * SHOWN) -> torch.Tensor:
 
 def _markdown(out: Path, name: str, settings: Mapping[str, Any], points: Any, result: Mapping[str, Any]) -> str:
     numbers = "\n".join(f"| {key} | {value} |" for key, value in rows(result))
+    rungs = "\n".join(f"- {line}" for line in result.get("rungs", []))
     flat = {**settings, **settings["training"]}
     chosen = "\n".join(f"| {key} | {value} |" for key, value in flat.items() if key != "training" and value is not None)
     return f"""# {name}
@@ -86,6 +89,10 @@ NLL is the mean of -log p(x) in nats per row, in the units of the data. The ± i
 that of the rows and that of log Z together.
 
 ![data, density and samples](density.png)
+
+## How log Z was found
+
+{rungs}
 
 ## Use it
 

@@ -119,18 +119,21 @@ def reverse_ais(
     n_betas: int | None = None,
     transition: str = "hmc",
     schedule: Schedule | None = None,
+    settle: int = 0,
     generator: torch.Generator | None = None,
     progress: bool | None = False,
 ) -> Annealing:
     """The same path backwards, from samples `x` of the model: an unbiased estimate of 1/Z, so that log Z tends to lie
     above (Grosse, Ghahramani, Adams 2015).
 
-    It bounds log Z as far as `x` are samples of the model. Held-out data stand for them where the model fits.
+    It bounds log Z as far as `x` are samples of the model. Held-out data stand for them where the model fits; a few
+    transitions before the journey (`settle`) make them more like it, but leave each in its mode.
 
     Args:
         model: log p~.
         noise: q, where the chains end.
         x: where they begin, (n_chains, *event).
+        settle: transitions of the model before the first weight.
         betas, n_betas, transition, schedule, generator, progress: as for `ais`; use one schedule for both directions.
 
     >>> from unnorm import Gaussian, Quadratic
@@ -147,6 +150,8 @@ def reverse_ais(
         state = Tempered(target, noise, 1.0).position(x)
         if not bool(torch.isfinite(state.log_p).all()):
             raise InvalidValue("The model's log density is not finite at some of the samples.")
+        for _ in range(settle):
+            state, _ = schedule.samplers[-1].step(state, Tempered(target, noise, 1.0), generator=generator)
         log_w = torch.zeros(len(x), dtype=torch.float64, device=state.x.device)
         acceptance = []
         with _bar(len(schedule), progress) as show:

@@ -61,6 +61,7 @@ def bracket(
     transition: str = "hmc",
     schedule: Schedule | None = None,
     forward: Annealing | None = None,
+    settle: int = 0,
     generator: torch.Generator | None = None,
     progress: bool | None = False,
 ) -> Bracket:
@@ -72,7 +73,8 @@ def bracket(
         x: samples of the model, or held-out data, in the model's units; the first `n_chains` are used. When None the
             forward chains, chosen by their weights, stand for them.
         n_chains: in each direction.
-        forward: a run of `ais` to use again; its schedule is used too.
+        forward: a run of `ais`, without resampling, to use again; its schedule is used too.
+        settle: transitions of the model that the samples make first, where they are not quite the model's.
         betas, n_betas, transition, schedule, generator, progress: as for `ais`.
 
     >>> from unnorm import Gaussian, Quadratic
@@ -93,11 +95,15 @@ def bracket(
             generator=generator,
             progress=progress,
         )
+    if len(forward.log_w) != len(forward.x):
+        raise InvalidValue("A bracket needs the weight of every chain: give a 'forward' run without 'resample'.")
     if x is None:
         begin = forward.x[resampled(forward.log_w, generator=generator)][:n_chains]
     else:
         begin = x[:n_chains].to(forward.x)
-    backward = reverse_ais(model, noise, begin, schedule=forward.schedule, generator=generator, progress=progress)
+    backward = reverse_ais(
+        model, noise, begin, schedule=forward.schedule, settle=settle, generator=generator, progress=progress
+    )
     joined = bennett(forward.log_w, backward.log_w)
     if x is None:  # the chains' own ends are no news of what the chains know
         joined = joined._replace(stderr=max(joined.stderr, forward.log_z.stderr))

@@ -121,4 +121,5 @@ def mass_outside(grid: Grid) -> float:
     outer, next_to_it = whole - inner, inner - core
     if outer < 1e-12:
         return max(outer, 0.0)
-    return outer * next_to_it / (next_to_it - outer) if outer < next_to_it else math.inf
+    falls = outer < (1 - 1e-9) * next_to_it  # beyond rounding
+    return outer * next_to_it / (next_to_it - outer) if falls else math.inf

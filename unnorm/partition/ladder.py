@@ -24,33 +24,36 @@ __all__ = ["Climb", "Rung", "ladder"]
 FIRST_CHAINS, FEWEST_CHAINS = 512, 128
 MOST_DATA = 4000  # rows that stand for samples of the model
 BOX_POINTS = 8192
+SETTLE = 100  # transitions that turn data into samples of the model
 PLANE = 2  # dimensions up to which a grid costs less than many draws
 PLANE_DRAWS = 4000
 GRID_ERROR = 1e-3
 MOST_STUCK = 0.02
 LEAST_MISSED = 3
 TOLERATED = 0.5  # mass that is missed, as a share of the error
+FAIR = 3  # how much more than their share of the draws the rarest may carry of the weight
 SIDES_APART = 4.0  # errors between one side of a bracket and both together
 MISSES = "the noise misses mass"
 
 
 class Rung(NamedTuple):
-    """One estimate on the way, whether it was enough, and why (not)."""
+    """One estimate on the way, whether it can be believed, whether it was enough to stop, and why (not)."""
 
     log_z: LogZ
+    sound: bool
     enough: bool
     why: str
 
 
 class Climb(NamedTuple):
-    """The rungs in the order of their cost; the last is the one in use.
+    """The rungs in the order of their cost.
 
     Attributes:
         rungs: the estimates.
         wanted: the standard error asked for.
-        doubts: why even the last is not to be trusted; empty where it is.
+        doubts: why none of them is to be trusted; empty where one is.
 
-    >>> rung = Rung(LogZ(1.0, 0.005, 900.0, 0.2, "importance", 1000), True, "stderr 0.005 is within 0.01")
+    >>> rung = Rung(LogZ(1.0, 0.005, 900.0, 0.2, "importance", 1000), True, True, "stderr 0.005 is within 0.01")
     >>> print(Climb((rung,), 0.01, ()).lines()[0])
     importance: 1.0000 ± 0.0050 (enough): stderr 0.005 is within 0.01
     """
@@ -61,21 +64,25 @@ class Climb(NamedTuple):
 
     @property
     def log_z(self) -> LogZ:
-        return self.rungs[-1].log_z
+        """The one in use: the last where it was enough, else the most exact of those that can be believed."""
+        sound = [rung.log_z for rung in self.rungs if rung.sound]
+        return self.rungs[-1].log_z if self.rungs[-1].enough or not sound else min(sound, key=lambda z: z.stderr)
 
     @property
     def trusted(self) -> bool:
         return not self.doubts
 
     def log_zs(self) -> dict[str, LogZ]:
-        """The estimates by method."""
-        return {rung.log_z.method: rung.log_z for rung in self.rungs}
+        """The estimates by method, the one in use last."""
+        found = {rung.log_z.method: rung.log_z for rung in self.rungs}
+        found[self.log_z.method] = found.pop(self.log_z.method)
+        return found
 
     def lines(self) -> list[str]:
         """Which rungs were climbed and why, and the verdict, for a person."""
         lines = [
             f"{found.method}: {found.value:.4f} ± {found.stderr:.4f} ({'enough' if enough else 'not enough'}): {why}"
-            for found, enough, why in self.rungs
+            for found, _, enough, why in self.rungs
         ]
         verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
         return [*lines, f"log Z by {self.log_z.method}, {verdict}"]
@@ -87,6 +94,7 @@ class _Problem(NamedTuple):
     model: LogDensity
     noise: Noise
     data: Tensor | None
+    reach: Tensor | None
     wanted: float
     generator: torch.Generator | None
     progress: bool | None
@@ -97,6 +105,7 @@ def ladder(
     noise: Noise,
     *,
     data: Tensor | None = None,
+    reach: Tensor | None = None,
     stderr: float = 0.02,
     n: int = 200_000,
     first: int = 10_000,
@@ -115,6 +124,7 @@ def ladder(
         noise: q.
         data: samples of the model, or held-out data, in the model's units. They show mass that no draw of the noise
             finds, which nothing else can.
+        reach: further points that a grid must cover.
         stderr: the standard error that is enough.
         n: draws of the noise at most.
         first: draws of the noise before the first look.
@@ -130,9 +140,11 @@ def ladder(
     if not stderr > 0 or min(n, first) < 100:
         raise InvalidValue(f"The ladder needs stderr > 0 and 100 draws. Got stderr {stderr}, n {n}, first {first}.")
     if data is not None:
-        data = data[:MOST_DATA].to(noise.sample(1, generator=own_generator(noise)))
+        # In an order of their own: sorted rows would show the rungs below one end of the data only.
+        rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
+        data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
     with frozen(model) as target:
-        problem = _Problem(target, noise, data, stderr, generator, progress)
+        problem = _Problem(target, noise, data, reach, stderr, generator, progress)
         size = event_of(noise)[0] if len(event_of(noise)) == 1 else math.inf
         first = min(first, n) if size > PLANE else min(first, n, PLANE_DRAWS)
         rungs = [_by_importance(problem, n if size > PLANE else first, first)]
@@ -144,13 +156,13 @@ def ladder(
 
 
 def _judged(found: LogZ, wanted: float, against: str | None = None) -> Rung:
-    """Enough, or the first reason why not."""
-    problem = doubt(found) or against
-    if problem is None and found.stderr > wanted:
-        problem = f"stderr {found.stderr:.2g} is above the wanted {wanted:g}"
-    if problem is not None:
-        return Rung(found, False, problem)
-    return Rung(found, True, f"stderr {found.stderr:.2g} is within {wanted:g}")
+    """Enough, or the reasons why not."""
+    problems = [problem for problem in (doubt(found), against) if problem is not None]
+    if problems:
+        return Rung(found, False, False, "; ".join(problems))
+    if found.stderr > wanted:
+        return Rung(found, True, False, f"stderr {found.stderr:.2g} is above the wanted {wanted:g}")
+    return Rung(found, True, True, f"stderr {found.stderr:.2g} is within {wanted:g}")
 
 
 def _missed(share: float, rows: int, stderr: float) -> str | None:
@@ -177,7 +189,8 @@ def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
         with torch.no_grad():
             own = log_weight(problem.model, problem.noise, problem.data)
         against = _missed(unseen(own, weights.largest), len(own), found.stderr)
-    if against is None and (share := weights.share_of_rarest()) > TOLERATED * found.stderr:
+    share = weights.share_of_rarest()
+    if against is None and share > max(TOLERATED * found.stderr, FAIR * RAREST / weights.n):
         against = f"the {RAREST} draws farthest out carry {share:.1%} of the weight: the model reaches beyond the noise"
     return _judged(found, problem.wanted, against)
 
@@ -185,8 +198,7 @@ def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
 def _by_grid(problem: _Problem, importance: LogZ) -> Rung:
     """Finer and finer, until two resolutions agree, with each other and with importance sampling if that counts."""
     points = problem.noise.sample(BOX_POINTS, generator=own_generator(problem.noise))
-    if problem.data is not None:
-        points = torch.cat([points, problem.data])
+    points = torch.cat([points, *(more.to(points) for more in (problem.data, problem.reach) if more is not None)])
     with torch.no_grad():
         box = fitting_box(problem.model, points, like=points)
     size = box.shape[1]
@@ -195,18 +207,14 @@ def _by_grid(problem: _Problem, importance: LogZ) -> Rung:
         cells *= 2  # nobody to notice a mode between the cells
     while True:
         found = grid(problem.model, box, like=points, cells=cells)
-        rung = _judged(found, problem.wanted, _contradiction(found, importance))
-        if cells >= CELLS[size] or (rung.enough and found.stderr < GRID_ERROR):
+        error = math.hypot(found.stderr, importance.stderr)
+        apart = (found.value - importance.value) / max(error, 1e-12) if believable(importance) else 0.0
+        # A fine grid may see a mode that no draw reached; less than the draws found it must not see.
+        below = f"the grid misses mass: it is {-apart:.0f} errors below importance sampling"
+        rung = _judged(found, problem.wanted, below if apart < -SIDES_APART else None)
+        if cells >= CELLS[size] or (rung.enough and found.stderr < GRID_ERROR and apart < SIDES_APART):
             return rung
         cells *= 2
-
-
-def _contradiction(found: LogZ, importance: LogZ) -> str | None:
-    """Where two estimates that both can be believed are too far apart."""
-    apart, error = abs(found.value - importance.value), math.hypot(found.stderr, importance.stderr)
-    if not believable(importance) or apart < SIDES_APART * error:
-        return None
-    return f"it is {apart:.2g} nats, {apart / error:.0f} errors, away from importance sampling"
 
 
 def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
@@ -222,16 +230,26 @@ def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
     rungs = [*rungs, rung]
     if rung.enough:
         return Climb(tuple(rungs), problem.wanted, ())
-    n_chains = max(FEWEST_CHAINS, min(evaluations // 2 // forward.schedule.evaluations, len(forward.log_w)))
-    found = bracket(
-        problem.model,
-        problem.noise,
-        problem.data,
-        n_chains=n_chains,
-        forward=forward,
-        generator=problem.generator,
-        progress=problem.progress,
-    )
+    settle = 0 if problem.data is None else SETTLE
+    cost = forward.schedule.evaluations + settle * forward.schedule.samplers[-1].leapfrog_steps
+    n_chains = max(FEWEST_CHAINS, min(evaluations // 2 // cost, len(forward.log_w)))
+    try:
+        found = bracket(
+            problem.model,
+            problem.noise,
+            problem.data,
+            n_chains=n_chains,
+            forward=forward,
+            settle=settle,
+            generator=problem.generator,
+            progress=problem.progress,
+        )
+    except InvalidValue as refusal:  # data where the model has no density
+        return Climb(tuple(rungs), problem.wanted, (rung.why, str(refusal)))
+    if found.from_data and narrow is None and believable(forward.log_z):
+        # Data are not quite the model's samples: where the noise's chains can be believed, they bound the error.
+        apart = abs(found.log_z.value - forward.log_z.value)
+        found = found._replace(log_z=found.log_z._replace(stderr=max(found.log_z.stderr, apart / 1.96)))
     rung, doubts = _weigh(found, problem.wanted)
     return Climb((*rungs, rung), problem.wanted, doubts if narrow is None else (*doubts, narrow))
 
@@ -293,4 +311,4 @@ def _weigh(found: Bracket, wanted: float) -> tuple[Rung, tuple[str, ...]]:
     low, high = found.interval()
     why = f"between {low:.3f} and {high:.3f}" if math.isfinite(low + high) else "no two-sided bound"
     reached = found.log_z.stderr <= wanted
-    return Rung(found.log_z, reached and not doubts, why), tuple(doubts)
+    return Rung(found.log_z, not doubts, reached and not doubts, why), tuple(doubts)

@@ -29,7 +29,7 @@ MOST_STAGES = 2000
 PILOT_ESS = 0.85  # conditional effective share of the pilot's chains from one temperature to the next
 TRIALS = 4  # transitions of the pilot at each temperature, while its step size settles
 LOG_W_VARIANCE = 0.5  # what the number of temperatures aims at
-FEWEST, MOST = 8, 4000  # temperatures chosen by the pilot
+FEWEST, MOST = 16, 4000  # temperatures chosen by the pilot
 # Leapfrog steps of one transition (None: a quarter turn), jitter, and the acceptance wanted.
 TRANSITIONS = {"hmc": (None, 0.2, 0.8), "mala": (1, 0.0, 0.574)}
 
@@ -67,7 +67,8 @@ class Tempered(Located):
         self.model, self.noise, self.beta = model, noise, beta
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.noise.log_prob(x) + self.beta * log_weight(self.model, self.noise, x)
+        log_q = self.noise.log_prob(x)
+        return log_q + self.beta * log_weight(self.model, self.noise, x) if self.beta else log_q
 
     def position(self, x: Tensor) -> Annealed:
         net = tilt_of(self.model, self.noise)
@@ -75,7 +76,8 @@ class Tempered(Located):
         log_w, score_w = _value_and_score(self.model if net is None else net, x)
         if net is None:
             log_w, score_w = log_w - log_q, score_w - score_q
-        return Annealed(x.detach(), log_q + self.beta * log_w, score_q + self.beta * score_w, log_w, score_w)
+        at_noise = Annealed(x.detach(), log_q, score_q, log_w, score_w)
+        return at_noise.hotter(self.beta) if self.beta else at_noise  # where p~ is zero, 0 log_w is not a number
 
 
 def _value_and_score(function: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,19 +124,21 @@ class Schedule:
         >>> Schedule((0.0, 0.2, 1.0), (HMC(0.1), HMC(0.2)), (3.0, 1.0)).spread(4).betas
         (0.0, 0.066..., 0.133..., 0.2, 1.0)
         """
-        ends = list(accumulate(self.lengths))
+        # Where log_w does not vary, every place on the path is as far as any other.
+        lengths = self.lengths if self.length > 0 else tuple(high - low for low, high in pairwise(self.betas))
+        ends = list(accumulate(lengths))
         betas, samplers = [0.0], []
         for k in range(1, n + 1):
             place = k * ends[-1] / n
             stage = min(bisect.bisect_left(ends, place * (1 - 1e-12)), len(self) - 1)
-            share = 1 - (ends[stage] - place) / self.lengths[stage] if self.lengths[stage] > 0 else 1.0
+            share = 1 - (ends[stage] - place) / lengths[stage] if lengths[stage] > 0 else 1.0
             betas.append(self.betas[stage] + share * (self.betas[stage + 1] - self.betas[stage]))
             samplers.append(self.samplers[stage])
         betas[-1] = 1.0
-        return Schedule(tuple(betas), tuple(samplers), (ends[-1] / n,) * n)
+        return Schedule(tuple(betas), tuple(samplers), (self.length / n,) * n)
 
     def to_reach(self, variance: float = LOG_W_VARIANCE) -> "Schedule":
-        """As many temperatures as should give log weights of this variance, at least 8 and at most 4,000."""
+        """As many temperatures as should give log weights of this variance, at least 16 and at most 4,000."""
         return self.spread(min(max(math.ceil(self.length**2 / variance), FEWEST), MOST))
 
     @property
@@ -267,7 +271,8 @@ def _pilot(
 
 
 def _deviation(log_w: Tensor) -> float:
-    return float(log_w[log_w != -math.inf].double().std())
+    alive = log_w[log_w != -math.inf].double()
+    return float(alive.std()) if len(alive) > 1 else 0.0
 
 
 def _next_beta(log_w: Tensor, beta: float) -> float:
