@@ -21,6 +21,8 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/efficiency.py
+	$(BIN)/python benchmarks/ladder.py
+	$(BIN)/python benchmarks/logz.py
 
 # torch first and alone: its exact pin finds the CPU build, which then satisfies everybody else.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -12,6 +12,7 @@ from unnorm.types import LogDensity, LogZ, log_density
 __all__ = ["CELLS", "Grid", "bounding_box", "evaluate", "fitting_box", "grid"]
 
 CELLS = {1: 4096, 2: 512, 3: 128}  # per dimension
+LEAST_OUTSIDE = 1e-6  # of the mass
 BOX_CELLS = {1: 1024, 2: 48, 3: 24}  # enough to see whether mass lies at the border
 
 
@@ -44,7 +45,7 @@ def bounding_box(points: Tensor, margin: float = 0.25) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: LogDensity, box: Tensor, cells: int, *, like: Tensor, chunk: int = 4096) -> Grid:
+def evaluate(model: LogDensity, box: Tensor, cells: int, *, like: Tensor, chunk: int = 1024) -> Grid:
     """log p~ on `cells` per dimension of the box; `like` gives the dtype and device the model expects."""
     lower, upper = box
     size = len(lower)
@@ -94,12 +95,30 @@ def fitting_box(model: LogDensity, points: Tensor, *, like: Tensor) -> Tensor:
     >>> fitting_box(wide, torch.tensor([[-10.0], [10.0]]), like=torch.zeros(())).abs().min() > 50
     tensor(True)
     """
+    return fitting_boxes(model, points, like=like)[0]
+
+
+def fitting_boxes(model: LogDensity, points: Tensor, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    """That box, and the part of it where coarse cells find mass; these may overlook the ends of a thin ridge."""
     box = bounding_box(points)
     for _ in range(6):
-        if mass_outside(evaluate(model, box, BOX_CELLS[box.shape[1]], like=like)) < 1e-6:
-            break
+        found = evaluate(model, box, BOX_CELLS[box.shape[1]], like=like)
+        if mass_outside(found) < LEAST_OUTSIDE:
+            return box, occupied(found)
         box = bounding_box(box)
-    return box
+    return box, box
+
+
+def occupied(grid: Grid, least: float = 1e-9) -> Tensor:
+    """The box of the cells with more than `least` of the mass, and two cells more on each side.
+
+    >>> occupied(Grid(torch.tensor([-99.0, -99.0, 0.0, 0.0, -99.0, -99.0]), torch.zeros(1), torch.ones(1)))
+    tensor([[0.],
+            [6.]])
+    """
+    masses = torch.softmax(grid.log_p.flatten(), 0).view_as(grid.log_p)
+    place = (masses > least).nonzero()
+    return torch.stack([grid.lower + (place.amin(0) - 2) * grid.cell, grid.lower + (place.amax(0) + 3) * grid.cell])
 
 
 def mass_outside(grid: Grid) -> float:

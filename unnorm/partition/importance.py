@@ -11,7 +11,7 @@ from unnorm.types import LogDensity, LogZ
 
 __all__ = ["importance", "log_weights"]
 
-CHUNK = 4096
+CHUNK = 1024
 
 
 def importance(

@@ -6,18 +6,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unnorm.diagnostics import believable, doubt
+from unnorm.diagnostics import KHAT_LIMIT, believable, doubt
 from unnorm.errors import InvalidValue
 from unnorm.models.tilted import log_weight
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import Annealing, ais, estimate, stuck
 from unnorm.partition.bridge import Bracket, bracket, unseen
-from unnorm.partition.grid import CELLS, fitting_box, grid
+from unnorm.partition.grid import CELLS, LEAST_OUTSIDE, bounding_box, evaluate, fitting_boxes, mass_outside, summary
 from unnorm.partition.importance import draw_into
 from unnorm.partition.path import Schedule, plan
 from unnorm.partition.weights import RAREST, Weights
 from unnorm.samplers.base import frozen
-from unnorm.types import LogDensity, LogZ
+from unnorm.types import LogDensity, LogZ, log_density
 
 __all__ = ["Climb", "Rung", "ladder"]
 
@@ -26,14 +26,16 @@ MOST_DATA = 4000  # rows that stand for samples of the model
 BOX_POINTS = 8192
 SETTLE = 100  # transitions that turn data into samples of the model
 PLANE = 2  # dimensions up to which a grid costs less than many draws
-PLANE_DRAWS = 4000
-GRID_ERROR = 1e-3
+PLANE_DRAWS = 2000
+GRID_SHARE = 0.25  # of the wanted error: two resolutions may agree by chance
+DENSER = 0.5  # nats by which data may exceed the densest cell
 MOST_STUCK = 0.02
 LEAST_MISSED = 3
 TOLERATED = 0.5  # mass that is missed, as a share of the error
+HEAVY = 0.5  # Pareto k from which the weights' variance is infinite; the error is taken up to twice as large
 FAIR = 3  # how much more than their share of the draws the rarest may carry of the weight
 SIDES_APART = 4.0  # errors between one side of a bracket and both together
-MISSES = "the noise misses mass"
+MISSES = "mass was missed"
 
 
 class Rung(NamedTuple):
@@ -70,7 +72,12 @@ class Climb(NamedTuple):
 
     @property
     def trusted(self) -> bool:
+        """Whether it can be believed, with its error; whether that error is the wanted one, `reached` says."""
         return not self.doubts
+
+    @property
+    def reached(self) -> bool:
+        return self.trusted and self.log_z.stderr <= self.wanted
 
     def log_zs(self) -> dict[str, LogZ]:
         """The estimates by method, the one in use last."""
@@ -85,6 +92,8 @@ class Climb(NamedTuple):
             for found, _, enough, why in self.rungs
         ]
         verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
+        if self.trusted and not self.reached:
+            verdict = f"trusted, but known only to {self.log_z.stderr:.2g} nats"
         return [*lines, f"log Z by {self.log_z.method}, {verdict}"]
 
 
@@ -165,56 +174,80 @@ def _judged(found: LogZ, wanted: float, against: str | None = None) -> Rung:
     return Rung(found, True, True, f"stderr {found.stderr:.2g} is within {wanted:g}")
 
 
-def _missed(share: float, rows: int, stderr: float) -> str | None:
-    """Whether the share of rows that no draw could have been is more than a few, and matters beside the error."""
+def _missed(share: float, rows: int, stderr: float, where: str) -> str | None:
+    """Whether the share of rows that lie `where` nobody looked is more than a few, and matters beside the error."""
     if share * rows < LEAST_MISSED or share < TOLERATED * stderr:
         return None
-    return f"{share:.1%} of the data lie where the weights exceed every draw's: {MISSES}"
+    return f"{share:.1%} of the data lie where {where}: {MISSES}"
 
 
 def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
     """Draw, look how many draws the wanted error takes, and draw them if that is possible."""
     weights = Weights(n)
     draw_into(weights, problem.model, problem.noise, first, generator=problem.generator)
-    found = weights.log_z("importance")
+    found = _stated(weights)
     while weights.n < n and not (believable(found) and found.stderr <= problem.wanted):
         needed = 1.1 * weights.n * (found.stderr / problem.wanted) ** 2
         if needed > n and weights.n >= n // 8:
             break  # out of reach
         more = int(min(max(needed - weights.n, weights.n), n - weights.n))
         draw_into(weights, problem.model, problem.noise, more, generator=problem.generator)
-        found = weights.log_z("importance")
+        found = _stated(weights)
     against = None
     if problem.data is not None:
         with torch.no_grad():
             own = log_weight(problem.model, problem.noise, problem.data)
-        against = _missed(unseen(own, weights.largest), len(own), found.stderr)
+        against = _missed(unseen(own, weights.largest), len(own), found.stderr, "no draw's weight is as large")
     share = weights.share_of_rarest()
     if against is None and share > max(TOLERATED * found.stderr, FAIR * RAREST / weights.n):
         against = f"the {RAREST} draws farthest out carry {share:.1%} of the weight: the model reaches beyond the noise"
     return _judged(found, problem.wanted, against)
 
 
+def _stated(weights: Weights) -> LogZ:
+    """Importance sampling's estimate; where the weights' variance may be infinite its error is taken as up to twice
+    as large, because it then falls more slowly than the delta method has it."""
+    found = weights.log_z("importance")
+    heavy = (found.khat - HEAVY) / (KHAT_LIMIT - HEAVY)
+    return found._replace(stderr=found.stderr * (1 + heavy)) if 0 < heavy < 1 else found
+
+
 def _by_grid(problem: _Problem, importance: LogZ) -> Rung:
     """Finer and finer, until two resolutions agree, with each other and with importance sampling if that counts."""
     points = problem.noise.sample(BOX_POINTS, generator=own_generator(problem.noise))
-    points = torch.cat([points, *(more.to(points) for more in (problem.data, problem.reach) if more is not None)])
+    known = [more.to(points) for more in (problem.data, problem.reach) if more is not None]
     with torch.no_grad():
-        box = fitting_box(problem.model, points, like=points)
+        wide, box = fitting_boxes(problem.model, torch.cat([points, *known]), like=points)
+    if known:  # coarse cells may overlook a mode, data do not
+        box = bounding_box(torch.cat([box, *(more.to(box) for more in known)]), margin=0.0)
     size = box.shape[1]
     cells = CELLS[size] // (8 if size < 3 else 4)
     if not believable(importance):
         cells *= 2  # nobody to notice a mode between the cells
     while True:
-        found = grid(problem.model, box, like=points, cells=cells)
+        fine, coarse = (evaluate(problem.model, box, n, like=points) for n in (cells, cells // 2))
+        found = summary(fine, coarse)
         error = math.hypot(found.stderr, importance.stderr)
         apart = (found.value - importance.value) / max(error, 1e-12) if believable(importance) else 0.0
         # A fine grid may see a mode that no draw reached; less than the draws found it must not see.
         below = f"the grid misses mass: it is {-apart:.0f} errors below importance sampling"
-        rung = _judged(found, problem.wanted, below if apart < -SIDES_APART else None)
-        if cells >= CELLS[size] or (rung.enough and found.stderr < GRID_ERROR and apart < SIDES_APART):
+        against = below if apart < -SIDES_APART else _between(problem, float(fine.log_p.max()), found.stderr)
+        rung = _judged(found, problem.wanted, against)
+        agree = found.stderr < GRID_SHARE * problem.wanted and apart < SIDES_APART
+        if cells >= CELLS[size] or (rung.enough and agree):
             return rung
+        if mass_outside(fine) > LEAST_OUTSIDE:
+            box = wide
         cells *= 2
+
+
+def _between(problem: _Problem, densest: float, stderr: float) -> str | None:
+    """Whether data lie where the model is denser than in any cell: in a mode between the cells."""
+    if problem.data is None:
+        return None
+    with torch.no_grad():
+        own = log_density(problem.model, problem.data)
+    return _missed(unseen(own, densest + DENSER), len(own), stderr, "no cell of the grid is as dense")
 
 
 def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
@@ -226,7 +259,10 @@ def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
     schedule = _affordable(schedule, evaluations // 2)
     forward = _forward(problem, schedule, evaluations // 2)
     narrow = _narrow(stuck(forward, problem.model, problem.noise, generator=problem.generator))
-    rung = _judged(forward.log_z, problem.wanted, narrow or _remembered(rungs))
+    conflict = _conflict(forward.log_z, rungs)
+    rung = _judged(forward.log_z, problem.wanted, narrow or conflict or _remembered(rungs))
+    if rung.enough and problem.data is not None:
+        rung = rung._replace(enough=False, why=f"{rung.why}, but the data are still to be asked")
     rungs = [*rungs, rung]
     if rung.enough:
         return Climb(tuple(rungs), problem.wanted, ())
@@ -246,12 +282,17 @@ def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
         )
     except InvalidValue as refusal:  # data where the model has no density
         return Climb(tuple(rungs), problem.wanted, (rung.why, str(refusal)))
-    if found.from_data and narrow is None and believable(forward.log_z):
-        # Data are not quite the model's samples: where the noise's chains can be believed, they bound the error.
-        apart = abs(found.log_z.value - forward.log_z.value)
-        found = found._replace(log_z=found.log_z._replace(stderr=max(found.log_z.stderr, apart / 1.96)))
     rung, doubts = _weigh(found, problem.wanted)
-    return Climb((*rungs, rung), problem.wanted, doubts if narrow is None else (*doubts, narrow))
+    return Climb((*rungs, rung), problem.wanted, (*doubts, *(found for found in (narrow, conflict) if found)))
+
+
+def _conflict(found: LogZ, rungs: list[Rung]) -> str | None:
+    """Where an earlier rung that can be believed says something else."""
+    for other in (rung.log_z for rung in rungs if rung.sound):
+        error = math.hypot(found.stderr, other.stderr)
+        if abs(found.value - other.value) > SIDES_APART * error:
+            return f"{found.method} and {other.method} are {abs(found.value - other.value):.2g} nats apart"
+    return None
 
 
 def _narrow(share: float) -> str | None:
@@ -308,7 +349,10 @@ def _weigh(found: Bracket, wanted: float) -> tuple[Rung, tuple[str, ...]]:
             doubts.append(f"the chains {name} alone are {apart:.2g} nats, {apart / error:.0f} errors, away from it")
     if doubt(found.lower) is not None and (not found.from_data or doubt(found.upper) is not None):
         doubts.append(f"neither end can be believed alone ({doubt(found.lower)})")
+    log_z = found.log_z
+    if found.from_data and doubt(found.lower) is None:
+        # Data are not quite the model's samples: where the noise's chains can be believed, they bound the error.
+        log_z = log_z._replace(stderr=max(log_z.stderr, abs(log_z.value - found.lower.value) / 1.96))
     low, high = found.interval()
     why = f"between {low:.3f} and {high:.3f}" if math.isfinite(low + high) else "no two-sided bound"
-    reached = found.log_z.stderr <= wanted
-    return Rung(found.log_z, not doubts, reached and not doubts, why), tuple(doubts)
+    return Rung(log_z, not doubts, log_z.stderr <= wanted and not doubts, why), tuple(doubts)
