@@ -1233,9 +1233,15 @@ class TestBracket:
             assert sign * (np.mean(values) - LOG_Z) > 4 * np.std(values) / math.sqrt(600)
 
     def test_own_samples_are_the_chains_that_count(self):
-        """From a noise in the right half alone, unweighted ends would give the left bump too little."""
-        found = bracket(two, WIDE, n_chains=2000, schedule=SINGLE, generator=seeded())
-        assert abs(found.upper.value - LOG_Z) < 5 * math.hypot(found.upper.stderr, found.lower.stderr)
+        """Chains at -1 weigh nothing, those at 1.5 all: with steps that lead nowhere, all that return begin there."""
+        still = Schedule((0.0, 1.0), (HMC(1e-9, n_leapfrog=1),), (1.0,))
+        x = torch.tensor([-1.0, 1.5], dtype=F64).repeat(50)[:, None]
+        log_w = torch.where(x[:, 0] > 0, 0.0, -INF)
+        forward = Annealing(estimate(log_w, "ais"), log_w, x, (1.0,), still)
+        found = bracket(two, WIDE, forward=forward, generator=seeded())
+        there = torch.tensor([[1.5]], dtype=F64)
+        assert found.upper.value == pytest.approx(float(two(there) - WIDE.log_prob(there)))
+        assert found.upper.n == 100
 
     def test_a_zero_density_is_no_hindrance(self):
         x = randn(2000, 1).abs()

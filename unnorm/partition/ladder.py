@@ -32,7 +32,7 @@ DENSER = 0.5  # nats by which data may exceed the densest cell
 MOST_STUCK = 0.02
 LEAST_MISSED = 3
 TOLERATED = 0.5  # mass that is missed, as a share of the error
-HEAVY = 0.5  # Pareto k from which the weights' variance is infinite; the error is taken up to twice as large
+HEAVY = 0.3  # Pareto k from which the error is taken as larger, up to twice at 0.7
 FAIR = 3  # how much more than their share of the draws the rarest may carry of the weight
 SIDES_APART = 4.0  # errors between one side of a bracket and both together
 MISSES = "mass was missed"
@@ -206,7 +206,7 @@ def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
 
 def _stated(weights: Weights) -> LogZ:
     """Importance sampling's estimate; where the weights' variance may be infinite its error is taken as up to twice
-    as large, because it then falls more slowly than the delta method has it."""
+    as large: draws that lack the largest weights look the better for it, and the ladder stops where they look good."""
     found = weights.log_z("importance")
     heavy = (found.khat - HEAVY) / (KHAT_LIMIT - HEAVY)
     return found._replace(stderr=found.stderr * (1 + heavy)) if 0 < heavy < 1 else found
