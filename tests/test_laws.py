@@ -119,6 +119,20 @@ class TestNoise:
             under = q.log_prob(x)
         assert torch.equal(under, q.log_prob(x))
 
+    def test_score_is_the_gradient(self, make, device, generator):
+        q = make().double().to(device)
+        x = q.sample(20, generator=generator).requires_grad_()
+        value, score = q.log_prob_and_score(x)
+        log_p = q.log_prob(x)
+        torch.testing.assert_close(value, log_p.detach(), rtol=1e-10, atol=1e-10)
+        assert not value.requires_grad
+        assert not score.requires_grad
+        expected = torch.zeros_like(x)
+        if log_p.requires_grad:
+            (found,) = torch.autograd.grad(log_p.sum(), x, allow_unused=True)
+            expected = expected if found is None else found
+        torch.testing.assert_close(score, expected, rtol=1e-9, atol=1e-9)
+
     def test_refuses_no_draws(self, make):
         with pytest.raises(InvalidValue, match="at least 1. Got 0"):
             make().sample(0)

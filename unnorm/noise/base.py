@@ -49,6 +49,19 @@ class Noise(nn.Module, ABC):
         """A noise is a LogDensity too."""
         return self.log_prob(x)
 
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The log density and its gradient in x, detached; zero where the density is flat.
+
+        A noise that knows its score in closed form says so here.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            value = self.log_prob(x)
+            score = None
+            if value.requires_grad:
+                (score,) = torch.autograd.grad(value, x, torch.ones_like(value), allow_unused=True)
+        return value.detach(), torch.zeros_like(x) if score is None else score
+
     @abstractmethod
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor: ...
 

@@ -108,6 +108,21 @@ class Gaussian(Noise):
             centred = centred + normal(self.factor.shape[1]) @ self.factor.mT
         return (self.loc + centred).view(n, *self.event)
 
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.covariance == "low-rank":
+            return super().log_prob_and_score(x)
+        with torch.no_grad():
+            centred = (x.flatten(1) - self.loc).mT
+            if self.covariance == "full":
+                white = torch.linalg.solve_triangular(self.scale_tril, centred, upper=False)
+                score = -torch.linalg.solve_triangular(self.scale_tril.mT, white, upper=True)
+                half_log_det = self.scale_tril.diagonal().log().sum()
+            else:
+                white = centred / self.scale[:, None]
+                score, half_log_det = -white / self.scale[:, None], self.scale.log().sum()
+            value = -0.5 * (white.square().sum(0) + len(self.loc) * math.log(2 * math.pi)) - half_log_det
+            return value, score.mT.reshape(x.shape)
+
     def _log_prob(self, x: Tensor) -> Tensor:
         centred = x.flatten(1) - self.loc
         if self.covariance == "full":

@@ -72,7 +72,7 @@ class Tempered(Located):
 
     def position(self, x: Tensor) -> Annealed:
         net = tilt_of(self.model, self.noise)
-        log_q, score_q = _value_and_score(self.noise.log_prob, x)
+        log_q, score_q = self.noise.log_prob_and_score(x)
         log_w, score_w = _value_and_score(self.model if net is None else net, x)
         if net is None:
             log_w, score_w = log_w - log_q, score_w - score_q
