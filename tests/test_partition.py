@@ -1648,18 +1648,20 @@ class TestLadder:
             climb = ladder(log_p, q, data=told, n=40_000, evaluations=50_000, generator=seeded())
             assert climb.rungs[0].enough == enough
 
-    @pytest.mark.parametrize("evaluations", [40_000, 300_000])
-    def test_evaluations_are_kept(self, evaluations):
+    @pytest.mark.parametrize("given", [False, True], ids=["alone", "data"])
+    @pytest.mark.parametrize("evaluations", [80_000, 300_000])
+    def test_evaluations_are_kept(self, evaluations, given):
         """All of both rungs of chains, but for the pilot's, those of `stuck`, and the chains' first."""
         aim, q = target("gaussian-10"), gaussian_of(10, 0.0, 2.0)
-        with_chains, alone, pilot = (Counted(aim.log_density) for _ in range(3))
-        climb = ladder(with_chains, q, stderr=1e-4, n=2000, first=1000, evaluations=evaluations, generator=seeded())
+        data = aim.sample(4000, generator=seeded()) if given else None
+        model, pilot = (Counted(aim.log_density) for _ in range(2))
+        climb = ladder(
+            model, q, data=data, stderr=1e-3, n=2000, first=1000, evaluations=evaluations, generator=seeded()
+        )
         assert methods(climb) == ["importance", "ais", "bracket"]
-        importance(alone, q, climb.rungs[0].log_z.n)
         schedule = plan(pilot, q, generator=seeded(1))
-        chains = climb.rungs[2].log_z.n
-        overhead = chains + 512 * (1 + 20 * schedule.samplers[-1].leapfrog_steps)
-        spent = with_chains.points - alone.points - pilot.points
+        overhead = climb.rungs[2].log_z.n + 512 * (1 + 20 * schedule.samplers[-1].leapfrog_steps)
+        spent = model.points - climb.rungs[0].log_z.n - 4000 * given - pilot.points
         assert spent <= 1.1 * (evaluations + overhead)
         assert spent > 0.4 * evaluations
 
@@ -1690,6 +1692,52 @@ class TestLadder:
         assert not climb.trusted
         assert "not finite at some of the samples" in climb.lines()[-1]
 
+    def test_a_spike_between_the_cells(self):
+        """A tenth of the mass within 1e-4 of a point that neither draws nor cells come near; some data are there.
+
+        The grid is told so by them, or the next rungs find it.
+        """
+        spot = torch.tensor([1.234567, 0.7654321], dtype=F64)
+
+        def log_p(x):
+            near, far = ((x - spot) / 1e-4).square().sum(-1) / 2, x.square().sum(-1) / 2
+            return torch.logaddexp(math.log(0.1 / 1e-8) - near, math.log(0.9) - far) - math.log(2 * math.pi)
+
+        data = torch.cat([randn(900, 2), spot + 1e-4 * randn(100, 2, seed=1)])
+        climb = ladder(log_p, gaussian_of(2, 0.0, 1.2), data=data, evaluations=50_000, generator=seeded())
+        assert methods(climb)[1] == "grid"
+        assert LADDER.MISSES in climb.rungs[1].why
+        assert not climb.trusted or abs(climb.log_z.value) < 4 * climb.log_z.stderr
+
+    def test_a_spike_that_only_the_noise_knows(self):
+        """No cell sees a third of the mass, draws of the noise do: the grid is below them, and not trusted."""
+        spot = torch.tensor([1.234567, 0.7654321], dtype=F64)
+        places, scales = torch.stack([torch.zeros(2, dtype=F64), spot]), torch.tensor([1.0, 1e-5], dtype=F64)
+        parts = td.Independent(td.Normal(places, scales[:, None].expand(2, 2)), 1)
+        shares = torch.tensor([[0.7, 0.3], [0.6, 0.4]], dtype=F64)
+        model, q = (td.MixtureSameFamily(td.Categorical(share), parts) for share in shares)
+        climb = ladder(model.log_prob, from_distribution(q), evaluations=50_000, generator=seeded())
+        assert not climb.rungs[1].enough
+        assert "errors below importance sampling" in climb.rungs[1].why
+        assert not climb.trusted or abs(climb.log_z.value) < 4 * climb.log_z.stderr
+
+    def test_data_that_are_not_quite_the_models(self):
+        """Too close together by a third, but in the right mode: they are settled before they count."""
+        aim, q = target("gaussian-10-easy"), gaussian_of(10, 0.0, 1.2)
+        data = aim.numbers[0] + 0.65 * (aim.sample(2000, generator=seeded()) - aim.numbers[0])
+        climb = ladder(aim.log_density, q, data=data, n=2000, evaluations=2_000_000, generator=seeded())
+        assert methods(climb) == ["importance", "ais", "bracket"]
+        assert climb.trusted
+        assert abs(error_of(climb, aim.log_z)) < 4
+        assert climb.log_z.stderr < 0.03
+
+    def test_a_conflict_is_not_trusted(self, monkeypatch):
+        monkeypatch.setattr(LADDER, "_conflict", lambda found, rungs: f"{found.method} and {len(rungs)} disagree")
+        aim, q = target("gaussian-10-easy"), gaussian_of(10, 0.0, 1.2)
+        climb = ladder(aim.log_density, q, n=20_000, generator=seeded())
+        assert climb.rungs[1].why == "ais and 1 disagree"
+        assert climb.doubts == ("ais and 1 disagree",)
+
     def test_a_tail_beyond_the_noise(self):
         """Cauchy's tails in four coordinates: no weight is finite in the mean square."""
         heavy = td.StudentT(torch.tensor(1.0, dtype=F64))
@@ -1709,6 +1757,54 @@ class TestLadder:
         climb = ladder(lambda x: -x.flatten(1).square().sum(-1) / 2, q, data=torch.randn(50, 2, 3), generator=seeded())
         assert climb.trusted
         assert abs(climb.log_z.value - 3 * math.log(2 * math.pi)) < 4 * climb.log_z.stderr
+
+    @pytest.mark.parametrize(("k", "factor"), [(0.1, 1.0), (0.5, 1.5), (0.62, 1.8), (0.9, 1.0)])
+    def test_heavy_weights_state_a_larger_error(self, k, factor):
+        """From Pareto k 0.3 up to twice at 0.7, beyond which no error is believed; k is fitted to 0.05."""
+        log_w = -k * ((torch.arange(20_000, dtype=F64) + 0.5) / 20_000).log()
+        weights = streamed(log_w)
+        ratio = LADDER._stated(weights).stderr / weights.log_z("importance").stderr
+        assert ratio == pytest.approx(factor, abs=0.15 if factor > 1 else 1e-12)
+
+    side = LogZ(1.0, 0.05, 900.0, 0.2, "ais", 1000)
+
+    @pytest.mark.parametrize(
+        ("value", "sound", "conflict"), [(1.3, True, False), (1.5, True, True), (1.5, False, False)]
+    )
+    def test_rungs_that_contradict_each_other(self, value, sound, conflict):
+        """0.3 and 0.5 nats apart, with an error of 0.1 together."""
+        other = LADDER.Rung(LogZ(value, math.sqrt(0.0075), 900.0, 0.2, "importance", 1000), sound, False, "")
+        said = LADDER._conflict(self.side, [other])
+        assert (said is not None) == conflict
+        assert said is None or "ais and importance are 0.5 nats apart" in said
+
+    @pytest.mark.parametrize(
+        ("lower", "upper", "joint", "words"),
+        [
+            ({}, {}, {}, []),
+            ({}, {"value": 1.3}, {}, ["from the model alone are 0.3 nats"]),
+            ({"value": 0.7}, {}, {}, ["from the noise alone are 0.3 nats"]),
+            ({"value": 0.7, "stderr": 0.1}, {"value": 1.1}, {}, []),
+            ({"value": 0.7, "khat": 0.9}, {}, {}, []),
+            ({"khat": 0.9}, {"value": 1.3, "khat": 0.9}, {}, ["neither end can be believed alone (Pareto k is 0.90"]),
+            ({}, {"khat": 0.9}, {}, []),
+            ({}, {}, {"ess": 50.0}, ["only 50 effective"]),
+            ({}, {}, {"stderr": INF}, ["± inf"]),
+        ],
+    )
+    def test_what_the_sides_have_against_a_bracket(self, lower, upper, joint, words):
+        joined = self.side._replace(**({"stderr": 0.04, "khat": NAN, "method": "bracket"} | joint))
+        found = Bracket(self.side._replace(**lower), self.side._replace(**upper), joined, 0.0, True)
+        rung, doubts = LADDER._weigh(found, 0.1)
+        assert len(doubts) == len(words)
+        assert all(word in doubt for word, doubt in zip(words, doubts, strict=True))
+        assert rung.log_z.value == joined.value
+        assert rung.log_z.stderr >= joined.stderr
+        assert rung.sound == (not words)
+        assert not (rung.enough and words)
+        rung, doubts = LADDER._weigh(found._replace(from_data=False), 0.01)
+        assert not rung.enough
+        assert any("neither end" in each for each in doubts) == ("khat" in lower)
 
     def test_same_generator_same_bits(self):
         aim, q, data = fitted("student-t-5", 1)

@@ -3,10 +3,12 @@
 from unnorm.data.images import LabelledImages, mnist, read_idx
 from unnorm.data.quantiles import Gaussianize
 from unnorm.data.rows import Rows, RowSource, chunks
+from unnorm.data.targets import TARGETS, Target, target
 from unnorm.data.toy import TOYS, Toy, toy
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform, Transformed
 
 __all__ = [
+    "TARGETS",
     "TOYS",
     "Compose",
     "Dequantize",
@@ -16,11 +18,13 @@ __all__ = [
     "RowSource",
     "Rows",
     "Standardize",
+    "Target",
     "Toy",
     "Transform",
     "Transformed",
     "chunks",
     "mnist",
     "read_idx",
+    "target",
     "toy",
 ]
