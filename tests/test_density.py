@@ -332,7 +332,7 @@ class TestFiles:
     @pytest.mark.filterwarnings("ignore::unnorm.errors.WeightsWarning")  # an untrained network under a narrow noise
     @pytest.mark.filterwarnings("ignore::unnorm.errors.MixingWarning")  # whose density has no finite integral
     def test_round_trip(self, tmp_path, make, noise):
-        density = Density.normalise(make(noise), noise, n=1000)
+        density = Density.normalise(make(noise), noise, n=1000, evaluations=100_000)
         density.save(tmp_path)
         loaded = Density.load(tmp_path)
         x = torch.randn(5, 3)

@@ -104,7 +104,7 @@ STREAMS = {
     "two": randn(2),
 }
 every_stream = pytest.mark.parametrize("log_w", STREAMS.values(), ids=STREAMS.keys())
-every_chunk = pytest.mark.parametrize("chunk", [1, 7, 1024, 10_000])
+every_chunk = pytest.mark.parametrize("chunk", [3, 64, 1024, 10_000])
 
 
 def streamed(log_w, chunk=10**9, n=None):
@@ -138,7 +138,7 @@ class TestWeights:
         value, stderr, ess = dense(log_w)
         assert math.isclose(found.value, value, rel_tol=1e-11, abs_tol=1e-11)
         assert math.isclose(found.stderr, stderr, rel_tol=1e-6, abs_tol=1e-7)
-        assert math.isclose(found.ess, ess, rel_tol=1e-7)  # a stream of ones adds 3,000 rounded sums of 2e4
+        assert math.isclose(found.ess, ess, rel_tol=1e-7)  # a stream of threes adds 1,000 rounded sums of 2e4
         assert (found.n, found.method) == (len(log_w), "importance")
 
     @every_stream
@@ -1459,12 +1459,21 @@ def two_far(dim, apart=20.0):
 
 
 class TestLadder:
-    @pytest.mark.parametrize("given", [False, True], ids=["alone", "data"])
-    def test_never_trusted_and_wrong(self, given):
+    @pytest.mark.parametrize(
+        ("given", "seeds"),
+        [
+            (False, range(12)),
+            (True, range(5)),
+            pytest.param(False, range(20, 60), marks=pytest.mark.slow),
+            pytest.param(True, range(20, 60), marks=pytest.mark.slow),
+        ],
+        ids=["alone", "data", "alone many", "data many"],
+    )
+    def test_never_trusted_and_wrong(self, given, seeds):
         """Three targets, each seed with a noise and data of its own; the errors of the trusted cover."""
         scores = []
-        for name, seeds in (("gaussian-10-easy", 20), ("student-t-5", 12), ("rbm", 20)):
-            for seed in range(seeds):
+        for name in ("gaussian-10-easy", "student-t-5", "rbm"):
+            for seed in seeds:
                 aim, q, data = fitted(name, seed)
                 climb = ladder(
                     aim.log_density,
@@ -1475,7 +1484,7 @@ class TestLadder:
                 )
                 if climb.trusted:
                     scores.append(error_of(climb, aim.log_z))
-        assert len(scores) >= 45
+        assert len(scores) >= 0.8 * 3 * len(seeds)
         assert np.abs(scores).max() < 4
         # Annealed chains may state too large an error, not too small a one.
         low, high = stats.chi2(len(scores)).ppf([1e-3, 1 - 1e-3])
@@ -1628,7 +1637,7 @@ class TestLadder:
         log_p, data = two_far(dim)
         q = gaussian_of(dim, 0.0, 1.2)
         assert believable(importance(log_p, q, 20_000, generator=seeded()))
-        for seed in range(3):
+        for seed in range(3 if dim != 3 else 1):
             climb = ladder(log_p, q, data=data, n=40_000, evaluations=200_000, generator=seeded(seed))
             assert not climb.rungs[0].enough
             assert "33" in climb.rungs[0].why
@@ -1665,7 +1674,7 @@ class TestLadder:
         assert spent <= 1.1 * (evaluations + overhead)
         assert spent > 0.4 * evaluations
 
-    @pytest.mark.parametrize("dim", [1, 3, 4])
+    @pytest.mark.parametrize("dim", [1, 4])
     @pytest.mark.parametrize(
         "bad",
         [
@@ -1721,8 +1730,15 @@ class TestLadder:
         assert "errors below importance sampling" in climb.rungs[1].why
         assert not climb.trusted or abs(climb.log_z.value) < 4 * climb.log_z.stderr
 
-    def test_data_that_are_not_quite_the_models(self):
+    def test_data_that_are_not_quite_the_models(self, monkeypatch):
         """Too close together by a third, but in the right mode: they are settled before they count."""
+        settled = []
+
+        def noted(*arguments, **options):
+            settled.append(options["settle"])
+            return bracket(*arguments, **options)
+
+        monkeypatch.setattr(LADDER, "bracket", noted)
         aim, q = target("gaussian-10-easy"), gaussian_of(10, 0.0, 1.2)
         data = aim.numbers[0] + 0.65 * (aim.sample(2000, generator=seeded()) - aim.numbers[0])
         climb = ladder(aim.log_density, q, data=data, n=2000, evaluations=2_000_000, generator=seeded())
@@ -1730,6 +1746,8 @@ class TestLadder:
         assert climb.trusted
         assert abs(error_of(climb, aim.log_z)) < 4
         assert climb.log_z.stderr < 0.03
+        ladder(aim.log_density, q, stderr=1e-3, n=2000, evaluations=20_000, generator=seeded())
+        assert settled == [LADDER.SETTLE, 0]
 
     def test_a_conflict_is_not_trusted(self, monkeypatch):
         monkeypatch.setattr(LADDER, "_conflict", lambda found, rungs: f"{found.method} and {len(rungs)} disagree")
