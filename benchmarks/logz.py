@@ -4,8 +4,9 @@
 
 Each repetition draws 2,000 samples of the target, fits a Gaussian to them as the noise (diagonal for the Gaussian
 targets, so that it is bad on purpose), and asks for a standard error of 0.02, with 4,000 held-out samples and without;
-float64, one thread. --out is written as they come and read first: a second call does what is missing. The repetitions
-go round the targets, so that a run stopped by --seconds, after what it has begun, has about as many of each.
+float64, one thread. With --noises standard the noise is N(0, 1) and knows nothing of the target. --out is written as
+they come and read first: a second call does what is missing. The repetitions go round the targets, so that a run
+stopped by --seconds, after what it has begun, has about as many of each.
 
 A row is right if no repetition is confidently wrong (trusted, and off by more than 4 errors and 0.01), the ladder
 refused none, and the 95% interval covers the truth in 90% to 99% of the trusted repetitions: an exact binomial test
@@ -43,6 +44,7 @@ ROUNDING = 1e-9  # a smaller error than this nobody can be held to
 class Row(NamedTuple):
     target: str
     data: bool
+    noise: str = "fitted"
 
 
 class Cell(NamedTuple):
@@ -86,7 +88,10 @@ def measure(cell: Cell) -> Repetition | None:
         return None
     problem, generator = target(cell.row.target), torch.Generator().manual_seed(cell.seed)
     covariance = "diagonal" if problem.name.startswith("gaussian") else "full"
-    noise = Gaussian.fit(problem.sample(FITTED, generator=generator), covariance).double()
+    noise = Gaussian(problem.event)
+    if cell.row.noise == "fitted":
+        noise = Gaussian.fit(problem.sample(FITTED, generator=generator), covariance)
+    noise = noise.double()
     data = problem.sample(HELD_OUT, generator=generator) if cell.row.data else None
     began = time.perf_counter()
     climb = ladder(problem.log_density, noise, data=data, stderr=WANTED, generator=generator)
@@ -108,7 +113,8 @@ def line(row: Row, seed: int, result: Repetition | str) -> str:
 
 def parsed(text: str) -> tuple[Row, int, Repetition | str]:
     fields: dict[str, Any] = json.loads(text)
-    row, seed = Row(fields.pop("target"), fields.pop("data")), fields.pop("seed")
+    row = Row(fields.pop("target"), fields.pop("data"), fields.pop("noise", "fitted"))
+    seed = fields.pop("seed")
     if "failure" in fields:
         return row, seed, fields["failure"]
     unknown = {"stderr": math.inf} | dict.fromkeys(("value", "error", "ess", "khat"), math.nan)
@@ -122,10 +128,10 @@ def complete_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def repeat(rows: Sequence[Row], repetitions: int, known: Results, *, jobs: int, seconds: float) -> Iterator[str]:
+def repeat(rows: Sequence[Row], seeds: range, known: Results, *, jobs: int, seconds: float) -> Iterator[str]:
     """Add to `known` what it lacks, and give each as a line; those that the time was too short for are left out."""
     until = time.time() + seconds
-    cells = [Cell(row, seed, until) for seed in range(repetitions) for row in rows if seed not in known[row]]
+    cells = [Cell(row, seed, until) for seed in seeds for row in rows if seed not in known[row]]
     for cell, result in run(measure, cells, jobs=jobs):
         if result is not None:
             known[cell.row][cell.seed] = result
@@ -162,6 +168,7 @@ def shown(row: Row, results: Sequence[Repetition | str]) -> str:
     covered = f"{statistics.fmean(r.covered for r in trusted):.2f} of {len(trusted)}" if trusted else "none trusted"
     columns = (
         row.target,
+        row.noise,
         "yes" if row.data else "no",
         f"{target(row.target).log_z:.4f}",
         rungs,
@@ -178,8 +185,10 @@ def shown(row: Row, results: Sequence[Repetition | str]) -> str:
 
 
 def table(results: Mapping[Row, Mapping[int, Repetition | str]]) -> None:
-    print("| target | data | log Z | rungs | bias | rmse | stderr | covered | flagged | most errors off | s | faults |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    heads = ["target", "noise", "data", "log Z", "rungs", "bias", "rmse", "stderr", "covered", "flagged"]
+    heads += ["most errors off", "s", "faults"]
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|")
     for row, found in results.items():
         if found:
             print(shown(row, list(found.values())))
@@ -196,25 +205,32 @@ def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the fast targets, 20 repetitions, 45 seconds at most")
     parser.add_argument("--repetitions", type=int, help="of each target, with data and without; 100 when left out")
+    parser.add_argument("--first-seed", type=int, default=0, help="the repetitions have seeds from this one on")
+    parser.add_argument("--noises", default="fitted", help="fitted, standard, or both, separated by a comma")
     parser.add_argument("--targets", help="names separated by commas; all when left out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
     parser.add_argument("--seconds", type=float, help="after these nothing new is begun")
     parser.add_argument("--out", type=Path, help="a file for one JSON line per repetition; what it has is not repeated")
     parser.add_argument("--from", dest="given", type=Path, help="such a file, to print its table and run nothing")
     options = parser.parse_args()
-    rows = [Row(name, data) for name in chosen(options.targets, options.quick) for data in (True, False)]
+    noises = options.noises.split(",")
+    if set(noises) - {"fitted", "standard"}:
+        sys.exit(f"The noises are fitted and standard. Got {options.noises}.")
+    targets = chosen(options.targets, options.quick)
+    rows = [Row(name, data, noise) for noise in noises for name in targets for data in (True, False)]
     repetitions = options.repetitions or (20 if options.quick else 100)
+    seeds = range(options.first_seed, options.first_seed + repetitions)
     results: Results = {row: {} for row in rows}
     before = options.given or options.out
     lines = complete_lines(before) if before and (options.given or before.exists()) else []
     for row, seed, result in map(parsed, lines):
-        if row in results and (options.given or seed < repetitions):
+        if row in results and (options.given or seed in seeds):
             results[row][seed] = result
     if not options.given:
         if options.out:
             options.out.write_text("".join(f"{text}\n" for text in lines))
         seconds = options.seconds or (45.0 if options.quick else math.inf)
-        for text in repeat(rows, repetitions, results, jobs=options.jobs, seconds=seconds):
+        for text in repeat(rows, seeds, results, jobs=options.jobs, seconds=seconds):
             if options.out:
                 with options.out.open("a") as file:
                     file.write(text + "\n")

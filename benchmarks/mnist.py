@@ -36,7 +36,7 @@ def gaussian(name: str, train: Tensor, test: Tensor, generator: torch.Generator)
         own = Gaussianize.fit(rows(train, Dequantize(256), generator), EDGES)
         transform = Compose([Dequantize(256), own])
     noise = Gaussian.fit(rows(train, transform, generator)).double()
-    return bits_per_dim(noise, test, transform, dtype=torch.float64, generator=generator)
+    return bits_per_dim(noise, test, transform, log_z=None, dtype=torch.float64, generator=generator)
 
 
 def main() -> bool:

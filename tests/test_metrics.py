@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 
 from unnorm.data import Compose, Dequantize, Gaussianize, Logit, Standardize, Transformed, chunks, mnist
+from unnorm.density import Density
 from unnorm.errors import DataError, InvalidValue
 from unnorm.metrics import (
     Discrepancy,
@@ -24,12 +26,13 @@ from unnorm.metrics import (
     inception_score,
     median_bandwidth,
     mmd,
+    nll,
     noise_floor,
+    score_histogram,
     sliced_wasserstein,
 )
 from unnorm.models import Quadratic
 from unnorm.noise import Gaussian
-from unnorm.plots import score_histogram
 from unnorm.types import LogZ
 
 
@@ -66,6 +69,13 @@ class TestMMD:
         for widths in ((0.7,), (0.5, 1.0, 4.0)):
             assert mmd(x, y, bandwidths=widths) == pytest.approx(slow_mmd(x, y, widths), rel=1e-12)
         assert mmd(x, y, bandwidths=2) == mmd(x, y, bandwidths=[2.0])
+
+    def test_bandwidths_in_any_form(self):
+        x, y = normal(13, 3), normal(9, 3, seed=1)
+        for one in (2, 2.0, np.float32(2), np.array(2.0), torch.tensor(2.0), np.array([2.0]), torch.tensor([2.0])):
+            assert mmd(x, y, bandwidths=one) == mmd(x, y, bandwidths=[2.0])
+        for several in ((0.5, 2.0), np.array([0.5, 2.0]), torch.tensor([0.5, 2.0]), [np.float32(0.5), torch.tensor(2)]):
+            assert mmd(x, y, bandwidths=several) == mmd(x, y, bandwidths=[0.5, 2.0])
 
     def test_two_gaussians(self):
         """E k of differences N(a, s) is (1 + s / h^2)^(-d/2) exp(-a^2 / 2 (h^2 + s)); over seeds, with its error."""
@@ -107,7 +117,7 @@ class TestMMD:
 
     def test_refusals(self):
         x = normal(5, 2)
-        for bad in (0.0, [1.0, -1.0], [], math.nan):
+        for bad in (0.0, [1.0, -1.0], [], math.nan, torch.tensor(-1.0), np.float32(0)):
             with pytest.raises(InvalidValue, match="The 'bandwidths' of mmd must be positive. Got"):
                 mmd(x, x, bandwidths=bad)
         with pytest.raises(DataError, match="More than half of the points coincide"):
@@ -207,6 +217,19 @@ def test_points_are_checked(metric):
         metric(good, good / torch.tensor([1.0, 0.0]))
 
 
+@pytest.mark.parametrize("metric", [mmd, frechet, partial(sliced_wasserstein, generator=None, n_projections=1)])
+def test_numpy_points(metric):
+    """Also read-only, reversed, of the other byte order, or of integers; in one dimension one direction says all."""
+    x, y = normal(20, 1).numpy(), normal(25, 1, seed=1).numpy()
+    expected = metric(torch.tensor(x), torch.tensor(y))
+    swapped, fixed = x.astype(">f8"), y.copy()
+    fixed.flags.writeable = False
+    for pair in ((x, y), (torch.tensor(x), y), (swapped, fixed), (x[::-1], y)):
+        assert metric(*pair) == pytest.approx(expected, rel=1e-12)
+    whole = np.arange(20)[:, None]
+    assert metric(whole, y) == pytest.approx(metric(torch.arange(20.0)[:, None], torch.tensor(y)), rel=1e-12)
+
+
 @pytest.mark.parametrize("metric", ["mmd", "frechet", "sliced-wasserstein"])
 class TestCompare:
     def test_says_what_is_resolvable(self, metric):
@@ -252,6 +275,50 @@ class TestCompare:
         x, y = normal(20, 1, 3, 3), normal(20, 1, 3, 3, seed=1)
         flat = compare(x.flatten(1), y.flatten(1), metric, generator=seeded())
         assert compare(x, y, metric, generator=seeded()) == flat
+        assert compare(x.numpy(), y, metric, generator=seeded()) == flat
+        assert compare(x.numpy(), y.numpy(), metric, again=x.numpy(), generator=seeded()).floor_n == (20, 20)
+
+    def test_unknown_options(self, metric):
+        x = normal(20, 2)
+        with pytest.raises(InvalidValue, match=f"Unknown option of {metric} 'q'. Known: "):
+            compare(x, x, metric, q=1)
+
+
+class TestCompareOptions:
+    """The value and the floor are those of the metric with these options, by the same divisions."""
+
+    def floor(self, metric, y, generator):
+        return noise_floor(metric, y, (40, 40), generator=generator)
+
+    @pytest.mark.parametrize("widths", [3.0, [0.3, 3.0], torch.tensor(3.0), np.float32(3.0)])
+    def test_bandwidths(self, widths):
+        x, y = normal(40, 2) + 1, normal(40, 2, seed=1)
+        own = partial(mmd, bandwidths=widths)
+        found = compare(x, y, "mmd", bandwidths=widths, generator=seeded())
+        assert found == ("mmd", own(x, y), self.floor(own, y, seeded())[0], (40, 40), (20, 20))
+        assert found.value != compare(x, y, "mmd").value
+        assert compare(x, y, mmd, bandwidths=widths, generator=seeded()) == found
+        assert compare(x, y, own, generator=seeded()) == found
+
+    def test_features(self):
+        x, y = normal(40, 1, 2, 2) + 1, normal(40, 1, 2, 2, seed=1)
+        own = partial(frechet, features=lambda z: z.flatten(1)[:, :3])
+        found = compare(x, y, "frechet", features=own.keywords["features"], generator=seeded())
+        assert found == ("frechet", own(x, y), self.floor(own, y, seeded())[0], (40, 40), (20, 20))
+        assert found.value != compare(x, y, "frechet").value
+        assert compare(x.numpy(), y.numpy(), "frechet", generator=seeded(), **own.keywords) == found
+
+    def test_directions(self):
+        """In one dimension the direction does not matter, the power does."""
+        x, y = normal(40, 1) + 1, normal(40, 1, seed=1)
+        own = partial(sliced_wasserstein, n_projections=1, p=1.0)
+        found = compare(x, y, "sliced-wasserstein", n_projections=1, p=1.0, generator=seeded())
+        assert found.value == pytest.approx(own(x, y), rel=1e-12)
+        generator = seeded()
+        torch.randn(1, 1, generator=generator, dtype=torch.float64)  # the direction comes first
+        assert found.floor == pytest.approx(self.floor(own, y, generator)[0], rel=1e-12)
+        with pytest.raises(InvalidValue, match="'n_projections' of sliced_wasserstein must be at least 1. Got 0"):
+            compare(x, y, "sliced-wasserstein", n_projections=0)
 
 
 class TestNoiseFloor:
@@ -299,6 +366,8 @@ class TestNoiseFloor:
         x = normal(6, 2)
         with pytest.raises(InvalidValue, match="Unknown metric 'mdm'. Did you mean 'mmd'"):
             compare(x, x, "mdm")
+        with pytest.raises(InvalidValue, match="Unknown option of mmd 'bandwidth'. Did you mean 'bandwidths'"):
+            compare(x, x, bandwidth=1.0)
         with pytest.raises(InvalidValue, match="'splits' of a noise floor must be at least 1. Got 0"):
             compare(x, x, splits=0)
         with pytest.raises(DataError, match="A noise floor needs at least 4 data. Got 3"):
@@ -400,6 +469,29 @@ class TestDetection:
         assert shares[1] == pytest.approx(0.6, abs=0.02)
         score_histogram(tmp_path / "empty.png", {"none": torch.full((3,), -math.inf)}, "")
 
+    def test_histogram_of_what_was_detected(self, tmp_path):
+        """One mapping serves both, whatever its scores are."""
+        scores = {"inliers": normal(20).numpy(), "outliers": [0.0, -1.0, -math.inf]}
+        assert detect(**scores).n_out == 3
+        score_histogram(str(tmp_path / "h.png"), scores)
+        assert (tmp_path / "h.png").read_bytes()[:4] == b"\x89PNG"
+
+
+class TestNLL:
+    def test_the_errors_add_in_squares(self):
+        x = normal(50)
+        found = nll(x, log_z_stderr=0.3)
+        assert found.value == pytest.approx(-float(x.mean()))
+        assert found.stderr == pytest.approx(math.hypot(stats.sem(x), 0.3))
+        assert nll(x) == (found.value, pytest.approx(stats.sem(x)), 50)
+
+    def test_refusals(self):
+        for shape in ((0,), (), (3, 1)):
+            with pytest.raises(InvalidValue, match=r"must have shape \(n,\), n at least 1. Got \("):
+                nll(torch.zeros(shape))
+        with pytest.raises(InvalidValue, match="'log_z_stderr' of nll must not be negative. Got -0.1"):
+            nll(torch.zeros(3), log_z_stderr=-0.1)
+
 
 class TestBitsPerDim:
     def test_a_fair_coin_and_a_loaded_one(self):
@@ -411,7 +503,7 @@ class TestBitsPerDim:
 
         x = torch.tensor([[0], [0], [0], [1]])
         expected = -0.75 * math.log2(0.75) - 0.25 * math.log2(0.25)
-        found = bits_per_dim(loaded, x, Dequantize(2), generator=seeded())
+        found = bits_per_dim(loaded, x, Dequantize(2), log_z=None, generator=seeded())
         assert found.value == pytest.approx(expected, rel=1e-6)
         assert found.stderr == pytest.approx(np.std(np.log2([0.75] * 3 + [0.25]), ddof=1) / 2, rel=1e-6)
         assert found[2:] == (4, 1, 1)
@@ -428,7 +520,7 @@ class TestBitsPerDim:
             y = torch.sigmoid(z * scale.scale + scale.loc)
             return (torch.log(y * (1 - y) / (1 - 2e-4)) + scale.scale.log()).flatten(1).sum(-1)
 
-        found = bits_per_dim(uniform, x.to(torch.uint8), transform, dtype=torch.float64, chunk=7)
+        found = bits_per_dim(uniform, x.to(torch.uint8), transform, log_z=None, dtype=torch.float64, chunk=7)
         assert found.value == pytest.approx(3.0, rel=1e-9)
         assert found.dims == 4
         assert found.stderr < 1e-9
@@ -443,7 +535,7 @@ class TestBitsPerDim:
         stats_normal = torch.distributions.Normal(0.3, 0.1)
         edges = stats.norm(0.3, 0.1).cdf(np.arange(5) / 4)
         exact = -np.log2(np.diff(edges)[x[:, 0]]).mean()
-        one, many = (bits_per_dim(log_p, x, Dequantize(4), n_draws=k, generator=seeded()) for k in (1, 400))
+        one, many = (bits_per_dim(log_p, x, Dequantize(4), log_z=None, n_draws=k, generator=seeded()) for k in (1, 400))
         assert one.value > exact + 1
         assert many.value == pytest.approx(exact, rel=0.02)
         assert many.n_draws == 400
@@ -453,7 +545,7 @@ class TestBitsPerDim:
         x = torch.randint(4, (100, 2), generator=seeded())
         transform = Compose([Dequantize(4), Standardize(2)])
         q = Gaussian(2)
-        plain = bits_per_dim(q.log_prob, x, transform, generator=seeded())
+        plain = bits_per_dim(q.log_prob, x, transform, log_z=None, generator=seeded())
         log_z = LogZ(3.0, 0.5, 9.0, 0.1, "importance", 10)
         shifted = bits_per_dim(lambda z: q.log_prob(z) + 3, x, transform, log_z=log_z, generator=seeded())
         assert shifted.value == pytest.approx(plain.value, rel=1e-6)
@@ -462,28 +554,56 @@ class TestBitsPerDim:
 
     def test_of_a_density(self):
         """Through the parts of a fitted object: a quadratic model whose log Z is known in closed form."""
-        from unnorm import Density
-
         x = torch.randint(4, (200, 2), generator=seeded())
         transform = Compose([Dequantize(4), Standardize(2)])
         density = Density.normalise(Quadratic(2), Gaussian(2), transform, n=1000, generator=seeded())
         found = bits_per_dim(density.model, x, density.transform, log_z=density.log_z, generator=seeded())
-        exact = bits_per_dim(Gaussian(2), x, transform, generator=seeded())
+        exact = bits_per_dim(Gaussian(2), x, transform, log_z=None, generator=seeded())
         assert found.value == pytest.approx(exact.value, abs=4 * density.log_z.stderr + 1e-4)
+        assert bits_per_dim(density, x, generator=seeded()) == found
+        assert bits_per_dim(density, x, density.transform, log_z=density.log_z, generator=seeded()) == found
+        assert bits_per_dim(density, x.numpy(), generator=seeded()) == found
+        # In the precision of its model.
+        other = bits_per_dim(Density(Quadratic(2).double(), Gaussian(2), transform, density.log_zs), x)
+        assert other.value == pytest.approx(found.value, abs=4 * math.hypot(found.stderr, other.stderr))
+
+    def test_of_a_density_refusals(self):
+        x = torch.zeros(3, 1)
+        log_z = LogZ(3.0, 0.5, 9.0, 0.1, "importance", 10)
+        density = Density(Quadratic(1), Gaussian(1), Dequantize(4), {"importance": log_z})
+        with pytest.raises(InvalidValue, match="takes its own 'transform': leave it out, .* Got another Dequantize"):
+            bits_per_dim(density, x, Dequantize(4))
+        for bad in (None, log_z._replace(value=2.0)):
+            with pytest.raises(InvalidValue, match="takes its own 'log_z': leave it out, .* Got (None|LogZ)"):
+                bits_per_dim(density, x, log_z=bad)
+        for method in (density.log_prob, density.noise_log_prob):
+            with pytest.raises(InvalidValue, match=rf"call bits_per_dim\(density, data\).* density.{method.__name__}"):
+                bits_per_dim(method, x, density.transform, log_z=None)
+        with pytest.raises(InvalidValue, match="must begin with Dequantize: bits are of integers. Got Standardize"):
+            bits_per_dim(Density(Quadratic(1), Gaussian(1), None, {"importance": log_z}), x)
+
+    def test_nothing_is_left_out_silently(self):
+        x = torch.zeros(3, 1)
+        with pytest.raises(InvalidValue, match="needs 'log_z': .* None where log_prob is normalised .* Got nothing"):
+            bits_per_dim(Gaussian(1), x, Dequantize())
+        with pytest.raises(InvalidValue, match="needs 'log_z': the LogZ of log_prob, .* Got 0.3"):
+            bits_per_dim(Gaussian(1), x, Dequantize(), log_z=0.3)
+        with pytest.raises(InvalidValue, match="needs a 'transform' that begins with Dequantize; only a Density has"):
+            bits_per_dim(Gaussian(1), x, log_z=None)
 
     def test_refusals(self):
         x = torch.zeros(3, 1)
         for transform in (Standardize(1), Compose([Logit(), Dequantize()])):
             with pytest.raises(InvalidValue, match="The 'transform' of bits_per_dim must begin with Dequantize"):
-                bits_per_dim(Gaussian(1), x, transform)
+                bits_per_dim(Gaussian(1), x, transform, log_z=None)
         with pytest.raises(DataError, match="Dequantize needs integers from 0 to 255. Got 0.5"):
-            bits_per_dim(Gaussian(1), x + 0.5, Dequantize())
+            bits_per_dim(Gaussian(1), x + 0.5, Dequantize(), log_z=None)
         with pytest.raises(InvalidValue, match="'n_draws' of bits_per_dim must be at least 1. Got 0"):
-            bits_per_dim(Gaussian(1), x, Dequantize(), n_draws=0)
+            bits_per_dim(Gaussian(1), x, Dequantize(), log_z=None, n_draws=0)
         with pytest.raises(InvalidValue, match="must have at least one row"):
-            bits_per_dim(Gaussian(1), x[:0], Dequantize())
+            bits_per_dim(Gaussian(1), x[:0], Dequantize(), log_z=None)
         with pytest.raises(InvalidValue, match=r"A model must map \(n, \*event\) to \(n,\)"):
-            bits_per_dim(lambda z: z, x, Dequantize())
+            bits_per_dim(lambda z: z, x, Dequantize(), log_z=None)
 
 
 @pytest.mark.parametrize("name", ["logit", "copula"])
@@ -502,7 +622,7 @@ def test_mnist_book_keeping(real_data, name):
     else:
         expected, second = 1.45, Gaussianize.fit(rows(Dequantize(256), train), torch.arange(257) / 256)
     transform = Compose([Dequantize(256), second])
-    found = bits_per_dim(Gaussian.fit(rows(transform, train)), test, transform, generator=generator)
+    found = bits_per_dim(Gaussian.fit(rows(transform, train)), test, transform, log_z=None, generator=generator)
     assert found.value == pytest.approx(expected, abs=0.01)
     assert (found.n, found.dims) == (10_000, 784)
     assert 0.002 < found.stderr < 0.004

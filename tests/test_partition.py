@@ -39,6 +39,7 @@ from unnorm.partition.annealed import _resample, estimate, stuck
 from unnorm.partition.bridge import unseen
 from unnorm.partition.grid import evaluate, mass_outside
 from unnorm.partition.path import FEWEST, MOST, Annealed, Tempered, _next_beta, conditional_ess, resampled
+from unnorm.partition.probes import RAYS
 from unnorm.partition.weights import RAREST, Weights
 from unnorm.samplers import HMC, MALA
 from unnorm.types import LogZ
@@ -317,6 +318,17 @@ class TestImportance:
         run = ais(Tilted(q, net), q, n_chains=64, betas=[0.0, 0.5, 1.0], generator=seeded())
         assert run.log_w.abs().max() < 1.1e-4
         assert run.log_w.std() > 3e-5
+
+    def test_refusals(self):
+        with pytest.raises(InvalidValue, match=r"number of draws 'n' must be a whole number. Got 10000.0: give an int"):
+            importance(Quadratic(1), Gaussian(1), n=1e4)
+        with pytest.raises(InvalidValue, match="number of draws 'n' must be at least 1. Got 0"):
+            log_weights(Quadratic(1), Gaussian(1), 0)
+        for chunk, rule in ((0, "at least 1. Got 0"), (-1, "at least 1. Got -1"), (64.0, "a whole number. Got 64.0")):
+            for method in (importance, log_weights):
+                with pytest.raises(InvalidValue, match=f"The 'chunk' of {method.__name__} must be {rule}"):
+                    method(Quadratic(1), Gaussian(1), 100, chunk=chunk)
+        assert importance(Quadratic(1), Gaussian(1), np.int64(100), chunk=np.int64(30)).n == 100
 
 
 # The path.
@@ -1045,8 +1057,10 @@ class TestAnnealing:
     def test_refusals(self):
         with pytest.raises(InvalidValue, match="'n_chains' must be at least 2. Got 1"):
             ais(two, WIDE, n_chains=1)
-        with pytest.raises(InvalidValue, match="32 equal populations. Got n_chains 100"):
+        with pytest.raises(InvalidValue, match="32 equal populations. Got n_chains 100: .* a multiple of 32"):
             ais(two, WIDE, n_chains=100, resample=True)
+        with pytest.raises(InvalidValue, match="number of chains 'n_chains' must be a whole number. Got 10.5"):
+            ais(two, WIDE, n_chains=10.5)
         for x in (torch.zeros(5, 2, dtype=F64), torch.zeros(1, 1, dtype=F64)):
             with pytest.raises(InvalidValue, match=r"must have shape \(n, \(1,\)\), n >= 2. Got"):
                 reverse_ais(two, WIDE, x)
@@ -1349,7 +1363,7 @@ class TestGrid:
         found = grid(lambda x: -((x[:, 0] - 0.1) / 0.3).square() / 2, box_of(4.0, 1), like=LIKE, cells=cells)
         error = abs(found.value - math.log(0.3 * math.sqrt(2 * math.pi)))
         assert error <= found.stderr + 1e-10
-        assert (found.stderr > 0.01) == (cells < 30)
+        assert (found.stderr > 0.1) == (cells < 30)
 
     @pytest.mark.parametrize("half", [2.0, 5.0, 10.0])
     def test_error_from_the_border(self, half):
@@ -1421,6 +1435,64 @@ class TestGrid:
         found = grid(lopsided, torch.tensor([[-4.0, -12.0], [4.0, 12.0]], dtype=F64), like=LIKE, cells=200)
         assert found.value == pytest.approx(truth, abs=1e-6)
 
+    def test_two_resolutions_that_agree_by_chance(self):
+        """A Student-t of 2 degrees, of width 1, in cells of width 1 to 6: its density is normalised, log Z is 0."""
+
+        def t_logp(x):
+            return -1.5 * torch.log(2 + x[:, 0].square())
+
+        x = torch.tensor([[0.3], [-7.0]], dtype=F64)
+        np.testing.assert_allclose(t_logp(x), stats.t(2).logpdf(x[:, 0]), rtol=1e-12)
+        resolutions_alone = []
+        for half in np.linspace(500, 3000, 201):
+            box = [[-half], [1.07 * half]]
+            found = grid(t_logp, box, like=LIKE, cells=1024)
+            assert abs(found.value) < 4 * found.stderr + 0.005
+            fine, coarse = (evaluate(t_logp, torch.tensor(box, dtype=F64), n, like=LIKE) for n in (1024, 512))
+            change = abs(float(fine.log_masses.logsumexp(0) - coarse.log_masses.logsumexp(0)))
+            resolutions_alone.append(abs(found.value) < 4 * (change + math.log1p(mass_outside(fine))) + 0.005)
+        assert 10 < resolutions_alone.count(False) < 100  # what the further term is for
+
+    @pytest.mark.parametrize("dim", [1, 2, 3])
+    def test_mass_in_few_cells(self, dim):
+        """A Gaussian of a deviation of s cells: 1 / sum of squared shares is 2 sqrt(pi) s in each dimension."""
+        for s in (1.0, 2.0):
+            found = grid(lambda x, s=s: -(x / s).square().sum(-1) / 2, box_of(16.0, dim), like=LIKE, cells=32)
+            assert abs(found.value - dim * math.log(s * math.sqrt(2 * math.pi))) < 1e-7
+            coarse = grid(lambda x, s=s: -(x / s).square().sum(-1) / 2, box_of(16.0, dim), like=LIKE, cells=16)
+            change = abs(found.value - coarse.value)
+            assert found.stderr - change == pytest.approx(math.exp(-2 * math.sqrt(math.pi) * s), rel=1e-3)
+
+    def test_usual_cases_keep_a_small_error(self):
+        found = grid(Quadratic(2), [[-8.0, -8.0], [8.0, 8.0]])
+        assert found.stderr < 1e-6
+        assert abs(found.value - math.log(2 * math.pi)) < 1e-5
+
+    def test_a_box_in_any_form(self):
+        expected = grid(two, box_of(5.0, 1), like=LIKE, cells=64)
+        for box in ([[-5.0], [5.0]], np.array([[-5], [5]]), list(box_of(5.0, 1).float())):
+            assert grid(two, box, like=LIKE, cells=64) == expected
+
+    def test_without_like_in_the_default_dtype(self):
+        seen = set()
+
+        def log_p(x):
+            seen.add(x.dtype)
+            return -x.square().sum(-1) / 2
+
+        grid(log_p, [[-5.0], [5.0]], cells=8)
+        assert seen == {torch.get_default_dtype()}
+
+    def test_boxes_that_are_none(self):
+        with pytest.raises(InvalidValue, match=r"below the upper one in every dimension. Got \[8.0\], \[-8.0\]"):
+            grid(two, [[8.0], [-8.0]], like=LIKE)
+        for lower in ([-8.0, 8.0], [-8.0, 9.0], [-8.0, -INF], [NAN, -8.0]):
+            with pytest.raises(InvalidValue, match="must have its lower corner first, finite, and below"):
+                grid(two, [lower, [8.0, 8.0]], like=LIKE)
+        for box in ([-8.0, 8.0], [[-8.0], [8.0, 8.0]], [[-8.0]], torch.zeros(3, 2)):
+            with pytest.raises(InvalidValue, match=r"a lower and an upper corner, \(2, d\). Got shapes \["):
+                grid(two, box, like=LIKE)
+
 
 # The ladder.
 
@@ -1472,7 +1544,8 @@ class TestLadder:
     def test_never_trusted_and_wrong(self, given, seeds):
         """Three targets, each seed with a noise and data of its own; the errors of the trusted cover."""
         scores = []
-        for name in ("gaussian-10-easy", "student-t-5", "rbm"):
+        names = ("gaussian-10-easy", "student-t-5", "rbm") if given else ("gaussian-10-easy", "rbm")
+        for name in names:
             for seed in seeds:
                 aim, q, data = fitted(name, seed)
                 climb = ladder(
@@ -1484,7 +1557,7 @@ class TestLadder:
                 )
                 if climb.trusted:
                     scores.append(error_of(climb, aim.log_z))
-        assert len(scores) >= 0.8 * 3 * len(seeds)
+        assert len(scores) >= 0.8 * len(names) * len(seeds)
         assert np.abs(scores).max() < 4
         # Annealed chains may state too large an error, not too small a one.
         low, high = stats.chi2(len(scores)).ppf([1e-3, 1 - 1e-3])
@@ -1562,7 +1635,7 @@ class TestLadder:
         climb = ladder(model, gaussian_of(4, 0.0, 1.2), data=x, generator=seeded())
         assert methods(climb) == ["importance"]
         assert climb.trusted
-        assert model.points == 10_000 + 500
+        assert model.points == 10_000 + 500 + 2 * RAYS
         assert abs(climb.log_z.value - 2 * math.log(2 * math.pi)) < 4 * climb.log_z.stderr
         assert climb.lines()[-1] == "log Z by importance, trusted"
         assert "(enough): stderr" in climb.lines()[0]

@@ -208,7 +208,7 @@ def score(
     density = Density.load(model)
     points, kept = points_for_scoring(model, data, key=key, drop_nonfinite=drop_nonfinite)
     values = log_probs(density.log_prob, points)
-    found = nll(values, density.log_z)
+    found = nll(values, log_z_stderr=density.log_z.stderr)
     if (broken := np.flatnonzero(~np.isfinite(values.numpy()))).size:
         place = broken[0] if kept is None else kept[broken[0]]
         _say(f"warning: {broken.size} rows have no finite log density, the first is row {place + 1}.")

@@ -179,6 +179,8 @@ def verdict(
     numbers: Mapping[str, float] | None = None,
     warned: Sequence[str] = (),
     doubts: Sequence[str] = (),
+    *,
+    checked: bool = True,
 ) -> Verdict:
     """Judge a fitted density by its normaliser and, where known, its likelihoods.
 
@@ -188,6 +190,7 @@ def verdict(
             columns that repeat values; `singular`, whether some column depends linearly on others.
         warned: what the health monitor said during training.
         doubts: what the ladder has against its log Z.
+        checked: whether rows that were not trained on had a say.
 
     >>> good = LogZ(0.0, 0.002, 5e4, 0.1, "importance", 100_000)
     >>> verdict({"importance": good}).level
@@ -209,6 +212,7 @@ def verdict(
         (bad if used.stderr > 0.5 else doubtful).append(f"log Z is known only to {used.stderr:.2g} nats")
     if (gap := _disagreement(log_z)) is not None:
         (bad if gap[0] > 0.1 else doubtful).append(gap[1])
+    doubtful += [] if checked else ["no rows were at hand: only these show mass that the noise misses"]
     doubtful += _likelihood_doubts(numbers, used)
     doubtful += [f"the health monitor warned in training ({line.split(':')[0].lower()})" for line in warned]
     if bad:

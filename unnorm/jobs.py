@@ -129,7 +129,7 @@ def _near(rows: RowSource, device: torch.device) -> RowSource:
 def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) -> dict[str, Any]:
     """Likelihoods on train, test and under the noise alone, log Z by method, and the verdict."""
     some = spread(len(points.train), 10_000)
-    test = nll(log_probs(density.log_prob, points.test), density.log_z)
+    test = nll(log_probs(density.log_prob, points.test), log_z_stderr=density.log_z.stderr)
     train = nll(log_probs(density.log_prob, points.train[some]))
 
     numbers = {

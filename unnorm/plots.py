@@ -1,7 +1,6 @@
-"""The picture of a fit, and of the scores of sets."""
+"""The picture of a fit."""
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from unnorm.density import Density
 from unnorm.metrics import log_probs
 
-__all__ = ["picture", "score_histogram"]
+__all__ = ["picture"]
 
 DATA, MODEL, NOISE = "#1b6ca8", "#d1495b", "#8d99ae"
 SHOWN = 5000
@@ -128,23 +127,3 @@ def _histograms(axis: Any, density: Density, train: Tensor, test: Tensor) -> Non
         axis.hist(values[name], bins=70, range=span, density=True, histtype="step", color=colour, label=name)
     axis.set(title="log density", xlabel="log p(x), nats", yticks=[])
     axis.legend()
-
-
-def score_histogram(path: Path, scores: Mapping[str, Tensor], title: str) -> None:
-    """Histograms of log densities, one for each named set, over one axis; those at -inf are counted in the legend."""
-    values = {name: own.detach().double().cpu().numpy() for name, own in scores.items()}
-    finite = {name: own[np.isfinite(own)] for name, own in values.items()}
-    everything = np.concatenate(list(finite.values())) if finite else np.empty(0)
-    span = tuple(np.quantile(everything, (0.005, 0.995))) if len(everything) else (0.0, 1.0)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axis = figure.subplots()
-    for name, own in finite.items():
-        lost = len(values[name]) - len(own)
-        label = f"{name} ({len(values[name]):,}" + (f", {lost:,} at -inf)" if lost else ")")
-        # Weights, not density: what lies outside the axis or at -inf still counts in the whole.
-        weights = np.full(len(own), 1 / max(1, len(values[name])))
-        axis.hist(own, bins=80, range=span, weights=weights, alpha=0.5, label=label.replace("$", r"\$"))
-    axis.set(title=title.replace("$", r"\$"), xlabel="log density, nats", ylabel="share of the set")
-    axis.legend()
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=110)

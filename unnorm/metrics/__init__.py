@@ -3,6 +3,7 @@
 from unnorm.metrics.detection import Detection, detect, fpr_at_tpr
 from unnorm.metrics.discrepancy import compare, frechet, median_bandwidth, mmd, sliced_wasserstein
 from unnorm.metrics.floor import Discrepancy, Metric, noise_floor
+from unnorm.metrics.histogram import score_histogram
 from unnorm.metrics.images import InceptionScore, fid, inception_score
 from unnorm.metrics.likelihood import NLL, BitsPerDim, bits_per_dim, log_probs, nll
 
@@ -25,5 +26,6 @@ __all__ = [
     "mmd",
     "nll",
     "noise_floor",
+    "score_histogram",
     "sliced_wasserstein",
 ]

@@ -5,7 +5,7 @@ and -inf (a density of zero) is the lowest score of all. NaN is refused.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
@@ -54,13 +54,14 @@ class Detection(NamedTuple):
         )
 
 
-Scores = Tensor | np.ndarray | list[float]
+Scores: TypeAlias = Tensor | np.ndarray | list[float]
 
 
 def detect(inliers: Scores, outliers: Scores) -> Detection:
     """AUROC, average precision both ways, and false positive rates, by scikit-learn.
 
-    Average precision is the step-wise sum, without the interpolation that flatters.
+    Average precision is the step-wise sum, without the interpolation that flatters. `score_histogram` draws the same
+    scores: with `scores = {"inliers": ..., "outliers": ...}`, `detect(**scores)` and `score_histogram(path, scores)`.
 
     >>> detect([5.0, 4.0], [1.0, -math.inf])[:7]
     (1.0, 0.0, 0.322..., 1.0, 1.0, 0.0, 0.0)
@@ -94,11 +95,16 @@ def fpr_at_tpr(inliers: Scores, outliers: Scores, tpr: float) -> float:
     return _fpr(*_ranked(inliers, outliers), tpr)
 
 
+def as_numbers(scores: Scores) -> np.ndarray:
+    """As an array of float64."""
+    return scores.detach().double().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores, dtype=float)
+
+
 def _ranked(inliers: Scores, outliers: Scores) -> tuple[np.ndarray, np.ndarray]:
     """Which scores are inliers', and the dense ranks of all: the same order, ties kept, and finite."""
     scores = []
     for name, values in (("inliers", inliers), ("outliers", outliers)):
-        own = values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, dtype=float)
+        own = as_numbers(values)
         if own.ndim != 1 or len(own) == 0:
             raise DataError(f"The scores of the {name} must have shape (n,), n at least 1. Got {own.shape}.")
         if np.isnan(own).any():

@@ -1,18 +1,23 @@
 """How far samples are from data: MMD, Frechet distance, sliced Wasserstein.
 
-Each is a function of two sets of points, (n, *event) and (m, *event); `compare` adds the noise floor.
+Each is a function of two sets of points, (n, *event) and (m, *event), tensors or numpy arrays; `compare` adds the noise
+floor.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unnorm.data.rows import spread
 from unnorm.errors import DataError, InvalidValue
 from unnorm.metrics.floor import Discrepancy, Metric, noise_floor
-from unnorm.names import choose
+from unnorm.names import choose, unknown
 
 __all__ = ["compare", "frechet", "median_bandwidth", "mmd", "sliced_wasserstein"]
 
@@ -21,15 +26,19 @@ LOOKED_AT = 1000  # points of each set that choose the bandwidth
 PROJECTIONS = 256
 DIRECTIONS = 64  # projections held at once
 
+Points: TypeAlias = Tensor | np.ndarray
+Bandwidths: TypeAlias = float | np.floating | Sequence[float] | Points
+
 
 def compare(
-    samples: Tensor,
-    data: Tensor,
-    metric: str | Metric = "mmd",
+    samples: Points,
+    data: Points,
+    metric: str | Callable[..., float] = "mmd",
     *,
-    again: Tensor | None = None,
+    again: Points | None = None,
     splits: int = 10,
     generator: torch.Generator | None = None,
+    **options: Any,
 ) -> Discrepancy:
     """A metric between samples and data, with its noise floor.
 
@@ -42,25 +51,38 @@ def compare(
             full sizes; without, the data are divided, and the floor is higher than it need be.
         splits: how many random divisions of the data the floor averages.
         generator: draws the divisions (and directions), on the CPU.
+        options: of the metric, for the value and for the floor alike: the `bandwidths` of "mmd", the `features` of
+            "frechet" (found anew for each division), `n_projections` and `p` of "sliced-wasserstein".
 
     >>> g = torch.Generator().manual_seed(0)
     >>> x, y = torch.randn(300, 2, generator=g), torch.randn(300, 2, generator=g)
     >>> compare(x, y, generator=g).resolved, compare(x + 1, y, generator=g).resolved
     (False, True)
+    >>> compare(x, y, bandwidths=[0.5, 2.0], generator=g).metric
+    'mmd'
     """
+    samples, data = _tensor(samples), _tensor(data)
     _points(samples, data)
     if again is not None:
+        again = _tensor(again).to(data.device)
         _points(again, data)
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+    measure: Metric
     if isinstance(metric, str):
-        metric = choose("metric", metric, PREPARED)(samples, data, generator)
+        name, prepare = metric, choose("metric", metric, PREPARED)
+        known = list(inspect.signature(prepare).parameters)[3:]
+        for option in options:
+            if option not in known:
+                raise InvalidValue(unknown(f"option of {metric}", option, known))
+        measure = prepare(samples, data, generator, **options)
+    else:
+        name, measure = _name(metric), partial(metric, **options) if options else metric
     n = len(samples), len(data)
     pool = data if again is None else torch.cat([data, again])
-    floor, floor_n = noise_floor(metric, pool, n, splits=splits, generator=generator)
-    return Discrepancy(name, metric(samples, data), floor, n, floor_n)
+    floor, floor_n = noise_floor(measure, pool, n, splits=splits, generator=generator)
+    return Discrepancy(name, measure(samples, data), floor, n, floor_n)
 
 
-def mmd(x: Tensor, y: Tensor, *, bandwidths: float | Sequence[float] | None = None) -> float:
+def mmd(x: Points, y: Points, *, bandwidths: Bandwidths | None = None) -> float:
     """The squared maximum mean discrepancy, unbiased (Gretton et al. 2012, eq. 3), exact over all pairs.
 
         MMD^2 = mean_{i != j} k(x_i, x_j) + mean_{i != j} k(y_i, y_j) - 2 mean_{i, j} k(x_i, y_j)
@@ -82,7 +104,8 @@ def mmd(x: Tensor, y: Tensor, *, bandwidths: float | Sequence[float] | None = No
     x, y = _points(x, y)
     if bandwidths is None:
         bandwidths = median_bandwidth(x, y)
-    widths = tuple(float(h) for h in ((bandwidths,) if isinstance(bandwidths, (int, float)) else bandwidths))
+    one = isinstance(bandwidths, (int, float)) or getattr(bandwidths, "ndim", 1) == 0
+    widths = tuple(float(h) for h in ((bandwidths,) if one else bandwidths))  # type: ignore[union-attr, arg-type]
     if not widths or not all(0 < h < math.inf for h in widths):
         raise InvalidValue(f"The 'bandwidths' of mmd must be positive. Got {bandwidths}.")
     n, m = len(x), len(y)
@@ -92,7 +115,7 @@ def mmd(x: Tensor, y: Tensor, *, bandwidths: float | Sequence[float] | None = No
     return within - 2 * _kernel_sum(x, y, widths, same=False) / (n * m)
 
 
-def median_bandwidth(x: Tensor, y: Tensor) -> float:
+def median_bandwidth(x: Points, y: Points) -> float:
     """The median distance over all pairs of different points in both sets together: the median heuristic.
 
     Of a set beyond 1,000 points, 1,000 evenly spread in its order are looked at.
@@ -108,7 +131,7 @@ def median_bandwidth(x: Tensor, y: Tensor) -> float:
     return found
 
 
-def frechet(x: Tensor, y: Tensor, *, features: Callable[[Tensor], Tensor] | None = None) -> float:
+def frechet(x: Points, y: Points, *, features: Callable[[Tensor], Tensor] | None = None) -> float:
     """The squared Frechet (2-Wasserstein) distance of two Gaussians with the means and covariances of x and y.
 
         d^2 = |mean_x - mean_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))
@@ -128,7 +151,7 @@ def frechet(x: Tensor, y: Tensor, *, features: Callable[[Tensor], Tensor] | None
     """
     if features is not None:
         with torch.no_grad():
-            x, y = features(x), features(y)
+            x, y = features(_tensor(x)), features(_tensor(y))
     x, y = _points(x, y)
     mean_x, mean_y = x.mean(0), y.mean(0)
     a, b = ((part - mean) / math.sqrt(len(part) - 1) for part, mean in ((x, mean_x), (y, mean_y)))
@@ -138,7 +161,7 @@ def frechet(x: Tensor, y: Tensor, *, features: Callable[[Tensor], Tensor] | None
 
 
 def sliced_wasserstein(
-    x: Tensor, y: Tensor, *, n_projections: int = PROJECTIONS, p: float = 2.0, generator: torch.Generator | None = None
+    x: Points, y: Points, *, n_projections: int = PROJECTIONS, p: float = 2.0, generator: torch.Generator | None = None
 ) -> float:
     """The sliced p-Wasserstein distance: (mean over directions of W_p^p)^(1/p) (Bonneel, Rabin, Peyre, Pfister 2015).
 
@@ -150,13 +173,26 @@ def sliced_wasserstein(
     3.0
     """
     x, y = _points(x, y)
-    if n_projections < 1:
-        raise InvalidValue(f"The 'n_projections' of sliced_wasserstein must be at least 1. Got {n_projections}.")
     return _sliced(x, y, _directions(x.shape[1], n_projections, generator), p)
 
 
-def _points(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _tensor(points: Points) -> Tensor:
+    """A numpy array (of any byte order, perhaps read-only) as a tensor of its own; a tensor as it is."""
+    if isinstance(points, Tensor):
+        return points
+    values = np.asarray(points)
+    return torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("="), order="C"))
+
+
+def _name(metric: Callable[..., float]) -> str:
+    while isinstance(metric, partial):
+        metric = metric.func
+    return getattr(metric, "__name__", type(metric).__name__)
+
+
+def _points(x: Points, y: Points) -> tuple[Tensor, Tensor]:
     """Both as float64 of shape (n, coordinates), finite, and of one event."""
+    x, y = _tensor(x), _tensor(y)
     if x.ndim < 2 or y.ndim < 2 or x.shape[1:] != y.shape[1:]:
         raise InvalidValue(
             f"Two sets of points must have shapes (n, *event) and (m, *event). Got {tuple(x.shape)}, {tuple(y.shape)}."
@@ -197,6 +233,8 @@ def _triangle(centred: Tensor) -> Tensor:
 
 
 def _directions(size: int, count: int, generator: torch.Generator | None) -> Tensor:
+    if count < 1:
+        raise InvalidValue(f"The 'n_projections' of sliced_wasserstein must be at least 1. Got {count}.")
     normal = torch.randn(size, count, generator=generator, dtype=torch.float64)
     return normal / normal.norm(dim=0)
 
@@ -217,21 +255,27 @@ def _sliced(x: Tensor, y: Tensor, directions: Tensor, p: float) -> float:
     return (total / directions.shape[1]) ** (1 / p)
 
 
-def _prepared_mmd(x: Tensor, y: Tensor, generator: torch.Generator | None) -> Metric:
-    h = median_bandwidth(x, y)
+def _prepared_mmd(
+    x: Tensor, y: Tensor, generator: torch.Generator | None, bandwidths: Bandwidths | None = None
+) -> Metric:
+    h = median_bandwidth(x, y) if bandwidths is None else bandwidths
     return lambda x, y: mmd(x, y, bandwidths=h)
 
 
-def _prepared_frechet(x: Tensor, y: Tensor, generator: torch.Generator | None) -> Metric:
-    return frechet
+def _prepared_frechet(
+    x: Tensor, y: Tensor, generator: torch.Generator | None, features: Callable[[Tensor], Tensor] | None = None
+) -> Metric:
+    return lambda x, y: frechet(x, y, features=features)
 
 
-def _prepared_sliced(x: Tensor, y: Tensor, generator: torch.Generator | None) -> Metric:
-    directions = _directions(math.prod(x.shape[1:]), PROJECTIONS, generator)
-    return lambda x, y: _sliced(*_points(x, y), directions, 2.0)
+def _prepared_sliced(
+    x: Tensor, y: Tensor, generator: torch.Generator | None, n_projections: int = PROJECTIONS, p: float = 2.0
+) -> Metric:
+    directions = _directions(math.prod(x.shape[1:]), n_projections, generator)
+    return lambda x, y: _sliced(*_points(x, y), directions, p)
 
 
-PREPARED: dict[str, Callable[[Tensor, Tensor, torch.Generator | None], Metric]] = {
+PREPARED: dict[str, Callable[..., Metric]] = {
     "mmd": _prepared_mmd,
     "frechet": _prepared_frechet,
     "sliced-wasserstein": _prepared_sliced,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise, event_of
+from unnorm.partition.importance import at_least
 from unnorm.partition.path import Annealed, Schedule, Tempered, plan, resampled
 from unnorm.partition.weights import Weights
 from unnorm.progress import Progress
@@ -69,7 +70,8 @@ def ais(
         transition: "hmc", or "mala".
         schedule: from `plan` or an earlier run, in the place of a pilot and the three options before.
         resample: sequential Monte Carlo: 32 populations, each resampled when half of it is left; the error is from
-            the spread of the populations (Del Moral, Doucet, Jasra 2006).
+            the spread of the populations (Del Moral, Doucet, Jasra 2006), and so is khat: it is fitted to the weights
+            of these 32. `n_chains` must be a multiple of 32.
         generator: draws everything random.
         progress: a progress bar on standard error; None shows it on a terminal.
 
@@ -79,10 +81,12 @@ def ais(
     >>> abs(run.log_z.value - narrow.log_z.item()) < 3 * run.log_z.stderr
     True
     """
-    if n_chains < 2:
-        raise InvalidValue(f"The number of chains 'n_chains' must be at least 2. Got {n_chains}.")
+    at_least(2, "number of chains 'n_chains'", n_chains)
     if resample and n_chains % GROUPS:
-        raise InvalidValue(f"With 'resample' the chains are {GROUPS} equal populations. Got n_chains {n_chains}.")
+        raise InvalidValue(
+            f"With 'resample' the chains are {GROUPS} equal populations. Got n_chains {n_chains}: it must be a "
+            f"multiple of {GROUPS}, such as {GROUPS * -(-n_chains // GROUPS)}."
+        )
     with frozen(model) as target, torch.no_grad():
         if schedule is None:
             schedule = plan(target, noise, betas=betas, n_betas=n_betas, transition=transition, generator=generator)

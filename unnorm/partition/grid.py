@@ -1,13 +1,14 @@
 """log Z by quadrature on a grid, in one to three dimensions."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
-from unnorm.types import LogDensity, LogZ, log_density
+from unnorm.types import LogDensity, LogZ, effective_sample_size, log_density
 
 __all__ = ["CELLS", "Grid", "bounding_box", "evaluate", "fitting_box", "grid"]
 
@@ -60,32 +61,58 @@ def evaluate(model: LogDensity, box: Tensor, cells: int, *, like: Tensor, chunk:
     return grid
 
 
-def grid(model: LogDensity, box: Tensor, *, like: Tensor, cells: int | None = None) -> LogZ:
-    """log Z by the midpoint rule in 1 to 3 dimensions; `stderr` adds what half the resolution changes and what may lie
-    outside the box.
+def grid(
+    model: LogDensity, box: Tensor | Sequence[Sequence[float]], *, like: Tensor | None = None, cells: int | None = None
+) -> LogZ:
+    """log Z by the midpoint rule in 1 to 3 dimensions; `stderr` adds what half the resolution changes, what may lie
+    outside the box, and what cells as wide as the mass may miss (`summary`).
 
     Args:
         model: log p~.
         box: lower and upper corner, (2, d); `fitting_box` finds one.
-        like: a tensor of the dtype and on the device that the model computes with.
+        like: a tensor of the dtype and on the device that the model computes with; torch's default dtype on the CPU
+            when None.
         cells: per dimension; 4096, 512 or 128 in 1, 2 or 3 dimensions when None.
 
     >>> from unnorm import Quadratic
-    >>> box = torch.tensor([[-8.0, -8.0], [8.0, 8.0]], dtype=torch.float64)
-    >>> found = grid(Quadratic(2), box, like=torch.zeros(1))
+    >>> found = grid(Quadratic(2), [[-8.0, -8.0], [8.0, 8.0]])
     >>> round(found.value, 4), round(found.stderr, 4)
     (1.8379, 0.0)
     """
+    box = _corners(box)
+    like = torch.zeros(()) if like is None else like
     cells = cells or CELLS.get(box.shape[1], 0)
     return summary(evaluate(model, box, cells, like=like), evaluate(model, box, max(cells // 2, 1), like=like))
 
 
 def summary(fine: Grid, coarse: Grid) -> LogZ:
-    """The estimate and its error from two resolutions."""
+    """The estimate and its error from two resolutions.
+
+    Where the mass sits in a few cells both can agree by chance, so exp(-m) is added, where m is the number of cells
+    with mass in each of d dimensions: ess^(1/d), with ess = 1 / sum of squared shares of the fine cells. That bounds
+    with a margin: a Gaussian with a deviation of one cell has m = 3.5, exp(-m) = 0.03, and the midpoint rule is exact
+    to 1e-8 there. Modes far apart count together.
+    """
     value = float(torch.logsumexp(fine.log_masses.flatten(), 0))
     change = abs(value - float(torch.logsumexp(coarse.log_masses.flatten(), 0)))
-    stderr = change + math.log1p(mass_outside(fine))
+    across = float(effective_sample_size(fine.log_p.flatten())) ** (1 / fine.log_p.ndim)
+    stderr = change + math.log1p(mass_outside(fine)) + math.exp(-across)
     return LogZ(value, stderr, math.nan, math.nan, "grid", fine.log_p.numel() + coarse.log_p.numel())
+
+
+def _corners(box: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    """The box as float64, (2, d), if it is one."""
+    corners = [torch.as_tensor(corner, dtype=torch.float64) for corner in box]
+    shapes = [tuple(corner.shape) for corner in corners]
+    if len(corners) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 1:
+        raise InvalidValue(f"The 'box' of a grid must be a lower and an upper corner, (2, d). Got shapes {shapes}.")
+    lower, upper = corners
+    if not bool(((lower < upper) & lower.isfinite() & upper.isfinite()).all()):
+        raise InvalidValue(
+            "The 'box' of a grid must have its lower corner first, finite, and below the upper one in every dimension. "
+            f"Got {lower.tolist()}, {upper.tolist()}."
+        )
+    return torch.stack(corners)
 
 
 def fitting_box(model: LogDensity, points: Tensor, *, like: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """log Z by importance sampling."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -40,11 +42,24 @@ def importance(
     >>> round(found.value, 4), found.khat
     (1.8379, 0.0)
     """
-    if n < 2:
-        raise InvalidValue(f"The number of draws 'n' must be at least 2. Got {n}.")
+    at_least(2, "number of draws 'n'", n)
+    at_least(1, "'chunk' of importance", chunk)
     weights = Weights(n)
     draw_into(weights, model, noise, n, generator=generator, chunk=chunk)
     return weights.log_z("importance", smooth=smooth)
+
+
+def at_least(least: int, what: str, number: int) -> None:
+    """Insist on a whole number from `least`.
+
+    >>> at_least(2, "number of draws 'n'", 1e4)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The number of draws 'n' must be a whole number. Got 10000.0: give an int.
+    """
+    if not isinstance(number, Integral):
+        raise InvalidValue(f"The {what} must be a whole number. Got {number!r}: give an int.")
+    if number < least:
+        raise InvalidValue(f"The {what} must be at least {least}. Got {number}.")
 
 
 @torch.no_grad()
@@ -74,6 +89,8 @@ def log_weights(
     >>> x.shape, log_w.shape
     (torch.Size([10, 2]), torch.Size([10]))
     """
+    at_least(1, "number of draws 'n'", n)
+    at_least(1, "'chunk' of log_weights", chunk)
     # All at once: small pieces kept between large temporaries would fragment the memory.
     z = noise.sample(min(chunk, n), generator=generator)
     draws, log_w = z.new_empty(n, *z.shape[1:]), torch.empty(n, dtype=torch.float64, device=z.device)

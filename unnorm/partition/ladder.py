@@ -15,6 +15,7 @@ from unnorm.partition.bridge import Bracket, bracket, unseen
 from unnorm.partition.grid import CELLS, LEAST_OUTSIDE, bounding_box, evaluate, fitting_boxes, mass_outside, summary
 from unnorm.partition.importance import draw_into
 from unnorm.partition.path import Schedule, plan
+from unnorm.partition.probes import beyond_support, far_out
 from unnorm.partition.weights import RAREST, Weights
 from unnorm.samplers.base import frozen
 from unnorm.types import LogDensity, LogZ, log_density
@@ -66,9 +67,16 @@ class Climb(NamedTuple):
 
     @property
     def log_z(self) -> LogZ:
-        """The one in use: the last where it was enough, else the most exact of those that can be believed."""
-        sound = [rung.log_z for rung in self.rungs if rung.sound]
-        return self.rungs[-1].log_z if self.rungs[-1].enough or not sound else min(sound, key=lambda z: z.stderr)
+        """The one in use: the last where it was enough, else the most exact of those that can be believed.
+
+        A bracket is made of the annealed run before it, and takes its place.
+        """
+        sound = {rung.log_z.method: rung.log_z for rung in self.rungs if rung.sound}
+        if "bracket" in sound:
+            sound.pop("ais", None)
+        if self.rungs[-1].enough or not sound:
+            return self.rungs[-1].log_z
+        return min(sound.values(), key=lambda z: z.stderr)
 
     @property
     def trusted(self) -> bool:
@@ -88,8 +96,8 @@ class Climb(NamedTuple):
     def lines(self) -> list[str]:
         """Which rungs were climbed and why, and the verdict, for a person."""
         lines = [
-            f"{found.method}: {found.value:.4f} ± {found.stderr:.4f} ({'enough' if enough else 'not enough'}): {why}"
-            for found, _, enough, why in self.rungs
+            f"{z.method}: {nats(z.value)} ± {nats(z.stderr)} ({'enough' if enough else 'not enough'}): {why}"
+            for z, _, enough, why in self.rungs
         ]
         verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
         if self.trusted and not self.reached:
@@ -107,6 +115,17 @@ class _Problem(NamedTuple):
     wanted: float
     generator: torch.Generator | None
     progress: bool | None
+    tails: str | None  # what the model's tails have against any estimate
+    support: str | None  # what the noise's support has against its own draws
+
+
+def nats(value: float) -> str:
+    """Four digits after the point, or, of numbers that mean nothing any more, three in all.
+
+    >>> nats(1.23456), nats(1e200)
+    ('1.2346', '1e+200')
+    """
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def ladder(
@@ -149,19 +168,32 @@ def ladder(
     if not stderr > 0 or min(n, first) < 100:
         raise InvalidValue(f"The ladder needs stderr > 0 and 100 draws. Got stderr {stderr}, n {n}, first {first}.")
     if data is not None:
+        _check_rows(data, event_of(noise))
         # In an order of their own: sorted rows would show the rungs below one end of the data only.
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
         data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
     with frozen(model) as target:
-        problem = _Problem(target, noise, data, reach, stderr, generator, progress)
+        finite, tails = far_out(target, noise, alone=data is None)
+        support = beyond_support(target, noise)
+        problem = _Problem(target, noise, data, reach, stderr, generator, progress, tails, support)
         size = event_of(noise)[0] if len(event_of(noise)) == 1 else math.inf
         first = min(first, n) if size > PLANE else min(first, n, PLANE_DRAWS)
-        rungs = [_by_importance(problem, n if size > PLANE else first, first)]
+        rung, weights = _by_importance(problem, n if size > PLANE else first, first)
+        rungs = [rung]
+        if not finite:
+            return Climb((rung,), stderr, (tails or "",))
         if size <= PLANE or (size in CELLS and not rungs[-1].enough):
             rungs.append(_by_grid(problem, rungs[-1].log_z))
         if not rungs[-1].enough:
-            return _by_chains(problem, rungs, evaluations)
+            return _by_chains(problem, rungs, weights, evaluations)
     return Climb(tuple(rungs), stderr, ())
+
+
+def _check_rows(data: Tensor, event: tuple[int, ...]) -> None:
+    if len(data) == 0 or tuple(data.shape[1:]) != event:
+        raise InvalidValue(f"The ladder's data must have shape (n, *{event}), n >= 1. Got {tuple(data.shape)}.")
+    if not bool(torch.isfinite(data).all()):
+        raise InvalidValue("The ladder's data contain NaN or infinity.")
 
 
 def _judged(found: LogZ, wanted: float, against: str | None = None) -> Rung:
@@ -181,7 +213,7 @@ def _missed(share: float, rows: int, stderr: float, where: str) -> str | None:
     return f"{share:.1%} of the data lie where {where}: {MISSES}"
 
 
-def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
+def _by_importance(problem: _Problem, n: int, first: int) -> tuple[Rung, Weights]:
     """Draw, look how many draws the wanted error takes, and draw them if that is possible."""
     weights = Weights(n)
     draw_into(weights, problem.model, problem.noise, first, generator=problem.generator)
@@ -193,15 +225,15 @@ def _by_importance(problem: _Problem, n: int, first: int) -> Rung:
         more = int(min(max(needed - weights.n, weights.n), n - weights.n))
         draw_into(weights, problem.model, problem.noise, more, generator=problem.generator)
         found = _stated(weights)
-    against = None
-    if problem.data is not None:
+    against = problem.tails or problem.support
+    if against is None and problem.data is not None:
         with torch.no_grad():
             own = log_weight(problem.model, problem.noise, problem.data)
         against = _missed(unseen(own, weights.largest), len(own), found.stderr, "no draw's weight is as large")
     share = weights.share_of_rarest()
     if against is None and share > max(TOLERATED * found.stderr, FAIR * RAREST / weights.n):
         against = f"the {RAREST} draws farthest out carry {share:.1%} of the weight: the model reaches beyond the noise"
-    return _judged(found, problem.wanted, against)
+    return _judged(found, problem.wanted, against), weights
 
 
 def _stated(weights: Weights) -> LogZ:
@@ -232,6 +264,7 @@ def _by_grid(problem: _Problem, importance: LogZ) -> Rung:
         # A fine grid may see a mode that no draw reached; less than the draws found it must not see.
         below = f"the grid misses mass: it is {-apart:.0f} errors below importance sampling"
         against = below if apart < -SIDES_APART else _between(problem, float(fine.log_p.max()), found.stderr)
+        against = problem.tails or against
         rung = _judged(found, problem.wanted, against)
         agree = found.stderr < GRID_SHARE * problem.wanted and apart < SIDES_APART
         if cells >= CELLS[size] or (rung.enough and agree):
@@ -250,17 +283,19 @@ def _between(problem: _Problem, densest: float, stderr: float) -> str | None:
     return _missed(unseen(own, densest + DENSER), len(own), stderr, "no cell of the grid is as dense")
 
 
-def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
+def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluations: int) -> Climb:
     """The two dear rungs share the evaluations."""
     try:
         schedule = plan(problem.model, problem.noise, generator=problem.generator)
     except InvalidValue as refusal:
-        return Climb(tuple(rungs), problem.wanted, (rungs[-1].why, str(refusal)))
+        return Climb(tuple(rungs), problem.wanted, (rungs[-1].why, f"annealed chains have no path ({refusal})"))
     schedule = _affordable(schedule, evaluations // 2)
     forward = _forward(problem, schedule, evaluations // 2)
     narrow = _narrow(stuck(forward, problem.model, problem.noise, generator=problem.generator))
-    conflict = _conflict(forward.log_z, rungs)
-    rung = _judged(forward.log_z, problem.wanted, narrow or conflict or _remembered(rungs))
+    standing = [problem.tails, problem.support, narrow, _conflict(forward.log_z, rungs)]
+    standing.append(_overlooked(problem, forward, weights))
+    against = [found for found in standing if found is not None]
+    rung = _judged(forward.log_z, problem.wanted, "; ".join(against) or _remembered(rungs))
     if rung.enough and problem.data is not None:
         rung = rung._replace(enough=False, why=f"{rung.why}, but the data are still to be asked")
     rungs = [*rungs, rung]
@@ -283,16 +318,30 @@ def _by_chains(problem: _Problem, rungs: list[Rung], evaluations: int) -> Climb:
     except InvalidValue as refusal:  # data where the model has no density
         return Climb(tuple(rungs), problem.wanted, (rung.why, str(refusal)))
     rung, doubts = _weigh(found, problem.wanted)
-    return Climb((*rungs, rung), problem.wanted, (*doubts, *(found for found in (narrow, conflict) if found)))
+    doubts = (*doubts, *against)
+    rung = rung._replace(sound=not doubts, enough=rung.enough and not doubts)
+    return Climb((*rungs, rung), problem.wanted, doubts)
 
 
 def _conflict(found: LogZ, rungs: list[Rung]) -> str | None:
     """Where an earlier rung that can be believed says something else."""
     for other in (rung.log_z for rung in rungs if rung.sound):
         error = math.hypot(found.stderr, other.stderr)
-        if abs(found.value - other.value) > SIDES_APART * error:
+        # A grid too coarse to tell how much may still have seen what no chain has.
+        seen = other.method == "grid" and other.value - found.value > max(SIDES_APART * found.stderr, other.stderr / 2)
+        if seen or abs(found.value - other.value) > SIDES_APART * error:
             return f"{found.method} and {other.method} are {abs(found.value - other.value):.2g} nats apart"
     return None
+
+
+def _overlooked(problem: _Problem, forward: Annealing, weights: Weights) -> str | None:
+    """Whether draws of the noise hold mass that is denser, beside the noise, than any place where a chain ended."""
+    with torch.no_grad():
+        reached = float(log_weight(problem.model, problem.noise, forward.x).double().max())
+    share = weights.mass_above(reached, forward.log_z.value)
+    if share < max(TOLERATED * forward.log_z.stderr, MOST_STUCK):
+        return None
+    return f"draws of the noise hold {min(share, 1.0):.1%} of the mass where no chain ended: {MISSES}"
 
 
 def _narrow(share: float) -> str | None:
@@ -353,6 +402,8 @@ def _weigh(found: Bracket, wanted: float) -> tuple[Rung, tuple[str, ...]]:
     if found.from_data and doubt(found.lower) is None:
         # Data are not quite the model's samples: where the noise's chains can be believed, they bound the error.
         log_z = log_z._replace(stderr=max(log_z.stderr, abs(log_z.value - found.lower.value) / 1.96))
+    if not found.from_data:  # both ends rest on the same chains, which miss mass on the same side
+        log_z = log_z._replace(stderr=math.hypot(log_z.stderr, log_z.value - found.lower.value))
     low, high = found.interval()
-    why = f"between {low:.3f} and {high:.3f}" if math.isfinite(low + high) else "no two-sided bound"
+    why = f"between {nats(low)} and {nats(high)}" if math.isfinite(low + high) else "no two-sided bound"
     return Rung(log_z, not doubts, log_z.stderr <= wanted and not doubts, why), tuple(doubts)

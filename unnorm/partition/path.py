@@ -71,10 +71,10 @@ class Tempered(Located):
         return log_q + self.beta * log_weight(self.model, self.noise, x) if self.beta else log_q
 
     def position(self, x: Tensor) -> Annealed:
-        net = tilt_of(self.model, self.noise)
+        tilt = tilt_of(self.model, self.noise)
         log_q, score_q = self.noise.log_prob_and_score(x)
-        log_w, score_w = _value_and_score(self.model if net is None else net, x)
-        if net is None:
+        log_w, score_w = _value_and_score(self.model if tilt is None else tilt, x)
+        if tilt is None:
             log_w, score_w = log_w - log_q, score_w - score_q
         at_noise = Annealed(x.detach(), log_q, score_q, log_w, score_w)
         return at_noise.hotter(self.beta) if self.beta else at_noise  # where p~ is zero, 0 log_w is not a number

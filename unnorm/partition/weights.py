@@ -51,6 +51,17 @@ class Weights:
         """The logarithm of the largest weight."""
         return float(self._top[0]) if len(self._top) else -math.inf
 
+    def mass_above(self, log_w: float, log_z: float) -> float:
+        """The share of a mass e^log_z that draws with larger weights than e^log_w stand for; of the largest at least.
+
+        >>> weights = Weights(4)
+        >>> weights.add(torch.tensor([1.0, 2.0, 3.0, 4.0]).log())
+        >>> round(weights.mass_above(math.log(3.5), math.log(2.5)), 4)      # 4 of 10
+        0.4
+        """
+        above = self._top[self._top > log_w]
+        return math.exp(min(float(torch.logsumexp(above, 0)) - math.log(self.n) - log_z, 50.0)) if len(above) else 0.0
+
     def share_of_rarest(self) -> float:
         """The share of all weight that stands on the 32 draws with the least density under the noise.
 

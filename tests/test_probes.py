@@ -1,0 +1,164 @@
+"""Models and noises made to fool the ladder: heavy tails, no integral, a noise that ends, a spike."""
+
+import math
+
+import pytest
+import torch
+from torch import distributions as td
+
+from unnorm import MLP, Gaussian, Tilted, from_distribution
+from unnorm.data.targets import target
+from unnorm.errors import InvalidValue
+from unnorm.partition import ladder
+from unnorm.partition.probes import beyond_support, far_out, tail_index
+
+F64 = torch.float64
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def student(df, dim):
+    """Normalised: log Z is 0."""
+    constant = math.lgamma((df + dim) / 2) - math.lgamma(df / 2) - dim / 2 * math.log(df * math.pi)
+    return lambda x: constant - (df + dim) / 2 * torch.log1p(x.square().sum(-1) / df)
+
+
+def student_sample(n, df, dim, seed):
+    white, chi = (
+        torch.randn(n, size, generator=seeded(seed + k), dtype=F64) for k, size in enumerate((dim, round(df)))
+    )
+    return white * (df / chi.square().sum(-1, keepdim=True)).sqrt()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7])
+@pytest.mark.parametrize("df", [0.5, 1.0, 3.0])
+def test_tail_index_is_the_degrees_of_freedom(df, dim):
+    assert math.isclose(tail_index(student(df, dim), Gaussian(dim).double()), df, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1.0, 1e3])
+def test_light_tails_have_no_index(width):
+    q = Gaussian(3)
+    assert tail_index(lambda x: -(x / width).square().sum(-1) / 2, q) == math.inf
+    assert tail_index(lambda x: -(x / width).norm(dim=-1), q) == math.inf
+    assert tail_index(lambda x: torch.where(x.norm(dim=-1) < width, 0.0, -math.inf), q) == math.inf
+
+
+def test_a_tilted_network_falls_off_and_a_bare_one_does_not():
+    q, net = Gaussian(4), MLP(4, hidden=(16,), activation="tanh")
+    assert far_out(Tilted(q, net), q, alone=True) == (True, None)
+    finite, why = far_out(net, q, alone=True)
+    assert not finite
+    assert "infinite" in why
+
+
+def test_tails_as_heavy_as_the_noises_are_no_doubt():
+    q = from_distribution(td.StudentT(torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64), torch.ones(1, dtype=F64)))
+    model = student(1.0, 1)
+    assert far_out(model, q, alone=True) == (True, None)
+    assert far_out(model, Gaussian(1).double(), alone=True)[1] is not None
+    climb = ladder(model, q, generator=seeded())
+    assert climb.log_zs()["importance"].value == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+@pytest.mark.parametrize("given", [False, True], ids=["alone", "data"])
+def test_heavy_tails_under_a_light_noise_are_not_trusted(dim, given):
+    for seed in range(2):
+        data = student_sample(1000, 1, dim, seed) if given else None
+        climb = ladder(
+            student(1.0, dim), Gaussian(dim).double(), data=data, evaluations=100_000, generator=seeded(seed)
+        )
+        assert not climb.trusted
+        assert any("no such tails" in line for line in climb.doubts)
+        assert not any(rung.enough for rung in climb.rungs)
+
+
+@pytest.mark.parametrize(
+    "log_p",
+    [
+        lambda x: -x.shape[1] * torch.log1p(x.norm(dim=-1)),
+        lambda x: torch.zeros(len(x), dtype=x.dtype),
+        lambda x: x.abs().sum(-1),
+    ],
+    ids=["as slowly as space grows", "flat", "growing"],
+)
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_an_infinite_integral_is_named(log_p, dim):
+    climb = ladder(log_p, Gaussian(dim).double(), generator=seeded())
+    assert not climb.trusted
+    assert "infinite" in climb.doubts[0]
+
+
+def box_noise(dim, half=1.0):
+    ends = half * torch.ones(dim, dtype=F64)
+    return from_distribution(td.Independent(td.Uniform(-ends, ends), 1))
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_a_noise_that_ends_too_soon(dim):
+    def normal(x):
+        return -x.square().sum(-1) / 2
+
+    climb = ladder(normal, box_noise(dim), evaluations=100_000, generator=seeded())
+    assert "the noise is zero" in climb.rungs[0].why
+    assert climb.trusted == (dim <= 3)
+    if climb.trusted:  # the grid goes on where the noise ends
+        assert climb.log_z.value == pytest.approx(dim / 2 * math.log(2 * math.pi), abs=1e-3)
+
+
+def test_a_noise_that_ends_where_the_model_does():
+    def square(x):
+        return torch.where((x.abs() <= 1).all(-1), 0.0, -math.inf)
+
+    assert beyond_support(square, box_noise(5)) is None
+    climb = ladder(square, box_noise(5), generator=seeded())
+    assert climb.trusted
+    assert climb.log_z.value == pytest.approx(5 * math.log(2), abs=1e-9)
+
+
+def test_a_spike_that_the_grid_saw_and_the_chains_did_not():
+    """Half of the mass, a hundredth wide: the true log Z is 0, and all chains say log 1/2."""
+
+    def spike(x):
+        narrow = -((x - 1) / 0.01).square().sum(-1) / 2 - 2 * math.log(0.01)
+        return torch.logaddexp(-x.square().sum(-1) / 2, narrow) - math.log(4 * math.pi)
+
+    climbs = [ladder(spike, Gaussian(2).double(), generator=seeded(seed)) for seed in range(10)]
+    alarmed = [climb for climb in climbs if not climb.rungs[0].sound]  # else no draw came near the spike
+    assert len(alarmed) >= 2
+    assert not any(climb.trusted and abs(climb.log_z.value) > 4 * climb.log_z.stderr for climb in alarmed)
+
+
+def test_draws_that_no_chain_confirms():
+    """A spike in three dimensions, far from where the chains go and hit by a draw now and then."""
+
+    def spike(x):
+        narrow = -((x - 1) / 0.1).square().sum(-1) / 2 - 5 * math.log(0.1)
+        return torch.logaddexp(-x.square().sum(-1) / 2, narrow + math.log(9.0)) - 2.5 * math.log(2 * math.pi)
+
+    for seed in range(5):
+        climb = ladder(spike, Gaussian(5).double(), evaluations=100_000, generator=seeded(seed))
+        assert not climb.trusted or abs(climb.log_z.value - math.log(10)) < 4 * climb.log_z.stderr
+
+
+@pytest.mark.slow
+def test_coverage_from_a_noise_that_was_not_fitted():
+    """The Gaussian-visible machine from a standard normal: the errors of the trusted cover, alone and with data."""
+    aim, covered, trusted = target("rbm"), 0, 0
+    for seed in range(40):
+        climb = ladder(aim.log_density, Gaussian(10).double(), evaluations=1_000_000, generator=seeded(seed))
+        trusted += climb.trusted
+        covered += climb.trusted and abs(climb.log_z.value - aim.log_z) < 1.96 * climb.log_z.stderr
+    assert trusted >= 20
+    assert covered >= 0.85 * trusted
+
+
+@pytest.mark.parametrize(
+    "data", [torch.zeros(0, 3), torch.zeros(5, 2), torch.zeros(5, 1, 3), torch.full((5, 3), math.nan)]
+)
+def test_rows_of_another_shape_are_refused(data):
+    with pytest.raises(InvalidValue, match="The ladder's data"):
+        ladder(Gaussian(3), Gaussian(3), data=data)
