@@ -1,5 +1,6 @@
 """Where points come from: toy densities, tables, images, and the transforms that carry their Jacobian."""
 
+from unnorm.data.affine import Identity, Probit, Whiten
 from unnorm.data.images import LabelledImages, mnist, read_idx
 from unnorm.data.quantiles import Gaussianize
 from unnorm.data.rows import Rows, RowSource, chunks
@@ -13,8 +14,10 @@ __all__ = [
     "Compose",
     "Dequantize",
     "Gaussianize",
+    "Identity",
     "LabelledImages",
     "Logit",
+    "Probit",
     "RowSource",
     "Rows",
     "Standardize",
@@ -22,6 +25,7 @@ __all__ = [
     "Toy",
     "Transform",
     "Transformed",
+    "Whiten",
     "chunks",
     "mnist",
     "read_idx",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unnorm.data.rows import RowSource, chunks, spread
+from unnorm.data.splines import Piece, inverse_spline, padded_spline, spline
 from unnorm.data.transforms import Transform, floating
 from unnorm.errors import DataError, InvalidValue
 from unnorm.types import event_shape
@@ -16,6 +17,8 @@ from unnorm.types import event_shape
 __all__ = ["Gaussianize"]
 
 LOOKED_AT = 10_000  # rows that choose the knots; all rows are counted
+LEVELS = 256  # integers within so wide a range have a piece each, where `smooth` is asked for
+BEYOND = 8  # rows at least that lie outside a smooth coordinate's inner knots, on either side
 NARROW = 1e-12  # the least distance of knots, as a share of the largest value: some thousand roundings
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -26,9 +29,15 @@ class Gaussianize(Transform):
     With a Gaussian of full covariance on z this is a Gaussian copula. Beyond the knots z goes on along a line with the
     slope of the chord from the first knot to the last, so the map is one-to-one everywhere and the tails are Gaussian.
 
+    A density that is linear between knots jumps at them. With `smooth`, coordinates of many values have instead a
+    monotone rational-quadratic spline through the points (knot, z), of Gregory and Delbourgo (1982), whose slope goes
+    over into that of the tails: their log density is continuous. Integers and coordinates of few values stay as they
+    are, because there the linear pieces are exact: each value has its frequency.
+
     Args:
         event: the shape of one example.
-        pieces: how many linear pieces each coordinate has.
+        pieces: how many pieces each coordinate has.
+        smooth: whether coordinates may be splines.
 
     >>> x = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)) ** 2
     >>> transform = Gaussianize.fit(x)
@@ -41,17 +50,23 @@ class Gaussianize(Transform):
 
     knots: Tensor
     cdf: Tensor
+    slope: Tensor  # dz/dx at the knots, with `smooth` only; 0 marks a coordinate of linear pieces
 
-    def __init__(self, event: int | tuple[int, ...], pieces: int = 64):
+    def __init__(self, event: int | tuple[int, ...], pieces: int = 64, smooth: bool = False):
         super().__init__()
         self.event = event_shape(event)
         self.pieces = _positive(pieces)
         even = torch.linspace(-4, 4, pieces + 1, dtype=torch.float64).repeat(math.prod(self.event), 1)
         self.register_buffer("knots", even)
         self.register_buffer("cdf", torch.special.ndtr(even))
+        self.smooth = smooth
+        if smooth:
+            self.register_buffer("slope", torch.ones_like(even))
 
     @classmethod
-    def fit(cls, data: RowSource, pieces: int | Tensor = 64, *, pseudo_count: float = 0.5) -> "Gaussianize":
+    def fit(
+        cls, data: RowSource, pieces: int | Tensor = 64, *, pseudo_count: float = 0.5, smooth: bool = False
+    ) -> "Gaussianize":
         """Count the data between knots.
 
         Args:
@@ -60,6 +75,9 @@ class Gaussianize(Transform):
                 than that many values, the midpoints between them. Or the knots themselves, increasing, the same for
                 all coordinates: for integers after `Dequantize(levels)`, `torch.arange(levels + 1) / levels`.
             pseudo_count: is added to the count of each piece and of both tails.
+            smooth: splines for coordinates of many values: of n rows at most n^0.4 pieces (but 4 are allowed), closer
+                together toward the tails, from the least value to the greatest. Integers less than 256 apart have a
+                piece each, from k - 1/2 to k + 1/2, also where these are more than `pieces`.
         """
         if not pseudo_count > 0:
             raise InvalidValue(f"The 'pseudo_count' of Gaussianize must be positive. Got {pseudo_count}.")
@@ -67,22 +85,31 @@ class Gaussianize(Transform):
         if not len(looked_at) or not torch.isfinite(looked_at).all():
             raise DataError("Gaussianize needs rows of finite numbers.")
         columns = looked_at.double().cpu().flatten(1).numpy().T
+        curved = np.zeros(len(columns), dtype=bool)
         if isinstance(pieces, Tensor):
             knots = [_given(pieces)] * len(columns)
             pieces = len(pieces) - 1
+        elif smooth:
+            knots, curved = _for_splines(data, columns, _positive(pieces))
+            pieces = max(pieces, *(len(own) - 1 for own in knots))
         else:
             knots = [_chosen(column, _positive(pieces)) for column in columns]
-        transform = cls(tuple(looked_at.shape[1:]), pieces)
+        transform = cls(tuple(looked_at.shape[1:]), pieces, smooth)
         for place, (own, counts) in enumerate(zip(knots, _counts(data, knots), strict=True)):
             mass = (counts + pseudo_count) / (counts + pseudo_count).sum()
-            own, cdf = _padded(own, mass.cumsum()[:-1], pieces)
+            if curved[place]:
+                own, cdf, slope = padded_spline(own, mass.cumsum()[:-1], pieces)
+            else:
+                (own, cdf), slope = _padded(own, mass.cumsum()[:-1], pieces), np.zeros(pieces + 1)
             transform.knots[place] = torch.from_numpy(own)
             transform.cdf[place] = torch.from_numpy(cdf)
+            if smooth:
+                transform.slope[place] = torch.from_numpy(slope)
         return transform
 
     @property
     def config(self) -> Mapping[str, Any]:
-        return {"event": list(self.event), "pieces": self.pieces}
+        return {"event": list(self.event), "pieces": self.pieces, "smooth": self.smooth}
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         column = x.to(self.knots.dtype).flatten(1).mT.contiguous()
@@ -91,7 +118,12 @@ class Gaussianize(Transform):
         left, low, rise = self._piece(self.knots, inside)
         z = torch.special.ndtri(low + (inside - left) * rise)
         beyond = (column < first) | (column > last)
-        log_slope = torch.where(beyond, chord.log(), rise.log() + z.square() / 2 + HALF_LOG_2PI)
+        log_rise = rise.log() + z.square() / 2 + HALF_LOG_2PI
+        if self.smooth:
+            own_z, own_log_rise = spline(self._spline_piece(self.knots, inside), inside)
+            curved = self.slope[:, :1] > 0
+            z, log_rise = torch.where(curved, own_z, z), torch.where(curved, own_log_rise, log_rise)
+        log_slope = torch.where(beyond, chord.log(), log_rise)
         z = z + (column - inside) * chord
         return z.mT.reshape(x.shape).to(floating(x)), log_slope.sum(0).to(floating(x))
 
@@ -101,7 +133,11 @@ class Gaussianize(Transform):
         inside = column.clamp(z_first, z_first + chord * (last - first))
         mass = torch.special.ndtr(inside)
         left, low, rise = self._piece(self.cdf, mass)
-        x = left + (mass - low) / rise + (column - inside) / chord
+        x = left + (mass - low) / rise
+        if self.smooth:
+            own_x = inverse_spline(self._spline_piece(torch.special.ndtri(self.cdf), inside), inside)
+            x = torch.where(self.slope[:, :1] > 0, own_x, x)
+        x = x + (column - inside) / chord
         return x.mT.reshape(z.shape).to(z.dtype)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -112,9 +148,22 @@ class Gaussianize(Transform):
 
     def _piece(self, edges: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the piece that holds each value: its left knot, F there, and the slope of F."""
-        place = (torch.searchsorted(edges, values.detach(), right=True) - 1).clamp(0, self.pieces - 1)
+        place = self._place(edges, values)
         rise = self.cdf.diff(dim=-1) / self.knots.diff(dim=-1)
         return self.knots.gather(-1, place), self.cdf.gather(-1, place), rise.gather(-1, place)
+
+    def _spline_piece(self, edges: Tensor, values: Tensor) -> Piece:
+        place = self._place(edges, values)
+        slope = torch.where(self.slope > 0, self.slope, 1.0)  # for a linear coordinate any number: it is not used
+        ends = [
+            table.gather(-1, at)
+            for table in (self.knots, torch.special.ndtri(self.cdf), slope)
+            for at in (place, place + 1)
+        ]
+        return Piece(*ends)
+
+    def _place(self, edges: Tensor, values: Tensor) -> Tensor:
+        return (torch.searchsorted(edges, values.detach(), right=True) - 1).clamp(0, self.pieces - 1)
 
 
 def _positive(pieces: int) -> int:
@@ -141,12 +190,48 @@ def _chosen(column: np.ndarray, pieces: int) -> np.ndarray:
     else:
         middle = (values[1:] + values[:-1]) / 2 if len(values) > 1 else values
         knots = np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
-    gap = NARROW * np.abs(values).max()
+    return _apart(knots, np.abs(values).max())
+
+
+def _apart(knots: np.ndarray, largest: float) -> np.ndarray:
+    """Knots far enough apart to tell them from rounding; a single one is made the middle of two."""
+    gap = NARROW * largest
     if (np.diff(knots) <= gap).any():  # what only rounding tells apart is one value
         steps = np.round((knots - knots[0]) / gap) if gap > 0 else np.zeros(1)
         knots = knots[0] + gap * np.unique(steps)
     half = 0.5 * max(1.0, 1e-6 * abs(knots[0]))
     return knots if len(knots) > 1 else knots[0] + np.array([-half, half])
+
+
+def _for_splines(data: RowSource, columns: np.ndarray, pieces: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The knots of each coordinate, and which are to be splines."""
+    low, high = columns.min(1), columns.max(1)
+    for chunk in chunks(data):
+        rows = chunk.double().cpu().flatten(1).numpy()
+        low, high = np.minimum(low, rows.min(0)), np.maximum(high, rows.max(0))
+    found = [_for_spline(column, len(data), pieces, *ends) for column, *ends in zip(columns, low, high, strict=True)]
+    return [knots for knots, _ in found], np.array([curved for _, curved in found])
+
+
+def _for_spline(column: np.ndarray, n: int, pieces: int, low: float, high: float) -> tuple[np.ndarray, bool]:
+    """The knots of a coordinate of n rows, and whether it is to be a spline: not where its values are few or integers.
+
+    >>> _for_spline(np.array([1.0, 2.0, 2.0, 4.0]), 4, 64, 1.0, 4.0)
+    (array([0.5, 1.5, 2.5, 3.5, 4.5]), False)
+    >>> _for_spline(np.array([0.5, 0.1, 0.2, 0.4]), 4, 64, 0.1, 0.5)
+    (array([0.1, 0.5]), True)
+    """
+    if (column == np.round(column)).all() and high - low < LEVELS and max(abs(low), abs(high)) < 2**40:
+        return np.arange(math.floor(low) - 0.5, math.ceil(high) + 1.0), False
+    values = np.unique(column)
+    if len(values) <= pieces and (len(values) < len(column) / 2 or len(values) == 1):
+        return _chosen(column, pieces), False
+    few = min(pieces, max(4, round(n**0.4)))
+    level = np.sin(np.pi / 2 * np.linspace(0, 1, few + 1)) ** 2  # equally hard to know: Var F(x) = F (1 - F) / n
+    level = level[(n * level >= BEYOND) & (n * (1 - level) >= BEYOND)]
+    knots = np.unique(np.concatenate([[low], np.quantile(column, level), [high]]))
+    knots = _apart(knots, np.abs(knots).max())
+    return knots, len(values) > 1
 
 
 def _counts(data: RowSource, knots: list[np.ndarray]) -> list[np.ndarray]:

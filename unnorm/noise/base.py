@@ -5,7 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from unnorm.data.affine import Identity
+from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
+from unnorm.noise.choice import Choice
 
 __all__ = ["Noise", "event_of", "own_generator"]
 
@@ -29,7 +32,12 @@ class Noise(nn.Module, ABC):
     >>> q = Uniform()
     >>> q.log_prob(q.sample(2, generator=torch.Generator().manual_seed(0)))
     tensor([-0.6931, -0.6931])
+
+    Attributes:
+        choice: how `noise.fit` came to pick it; None for a noise made otherwise.
     """
+
+    choice: Choice | None = None
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """`n` independent draws, shape (n, *event)."""
@@ -61,6 +69,14 @@ class Noise(nn.Module, ABC):
             if value.requires_grad:
                 (score,) = torch.autograd.grad(value, x, torch.ones_like(value), allow_unused=True)
         return value.detach(), torch.zeros_like(x) if score is None else score
+
+    def coordinates(self) -> tuple[Transform, "Noise"]:
+        """A map T to coordinates of the noise's own, and the noise as it is there.
+
+        Exactly the same law: log q(x) = log q_z(z) + log_det with z, log_det = T(x). A noise that is a transformed
+        standard normal says so here; any other stays where it is.
+        """
+        return Identity(), self
 
     @abstractmethod
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor: ...

@@ -10,6 +10,7 @@ from torch.distributions import Distribution, Independent, Transform
 
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
+from unnorm.noise.randomness import forked
 
 __all__ = ["DistributionNoise", "from_distribution"]
 
@@ -65,15 +66,7 @@ class DistributionNoise(Noise):
         return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        if generator is None:
-            return self._distribution.sample((n,))
-        device = self._device
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        on_gpu = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=on_gpu):
-            torch.default_generator.manual_seed(seed)
-            for gpu in on_gpu:
-                torch.cuda.default_generators[gpu.index or 0].manual_seed(seed)
+        with forked(generator, self._device):
             return self._distribution.sample((n,))
 
     def _log_prob(self, x: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
+from unnorm.data.affine import Whiten
 from unnorm.data.rows import Moments, RowSource, chunks, moments, spread
+from unnorm.data.transforms import Standardize, Transform
 from unnorm.errors import InvalidValue, ShrinkageWarning
 from unnorm.names import choose
 from unnorm.noise.base import Noise
 from unnorm.types import event_shape
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "correlation", "scales", "shrunk"]
 
 COVARIANCES = {"full": "full", "diagonal": "diagonal", "low-rank": "low-rank"}
 CONDITION = 1e8  # a correlation matrix beyond this condition number is treated as singular
@@ -84,12 +86,12 @@ class Gaussian(Noise):
         found = moments(data)
         noise = cls(tuple(found.mean.shape), covariance, rank)
         noise.loc.copy_(found.mean.flatten())
-        scale = _scales(found)
+        scale = scales(found)
         if covariance == "diagonal":
             noise.scale.copy_(scale)
         elif covariance == "full":
-            correlation = _shrunk(_correlation(data, found, scale), found.n)
-            noise.scale_tril.copy_(scale[:, None] * torch.linalg.cholesky(correlation))
+            within = shrunk(correlation(data, found, scale), found.n)
+            noise.scale_tril.copy_(scale[:, None] * torch.linalg.cholesky(within))
         else:
             loading, uniqueness = _low_rank(data, found, scale, noise.rank or 1)
             noise.factor.copy_(scale[:, None] * loading)
@@ -123,6 +125,23 @@ class Gaussian(Noise):
             value = -0.5 * (white.square().sum(0) + len(self.loc) * math.log(2 * math.pi)) - half_log_det
             return value, score.mT.reshape(x.shape)
 
+    def coordinates(self) -> tuple[Transform, Noise]:
+        transform: Standardize | Whiten
+        if self.covariance == "diagonal":
+            transform = Standardize(self.event)
+            transform.scale.copy_(self.scale.view(self.event))
+        else:
+            transform = Whiten(self.event)
+            tril = self.scale_tril if self.covariance == "full" else torch.linalg.cholesky(self._dense())
+            transform.scale_tril.copy_(tril)
+        transform.loc.copy_(self.loc.view(transform.loc.shape))
+        return transform.to(self.loc.device), Gaussian(self.event, "diagonal").to(self.loc)
+
+    def _dense(self) -> Tensor:
+        """F F^T + diag(s^2) in float64."""
+        factor, scale = self.factor.double(), self.scale.double()
+        return factor @ factor.mT + scale.square().diag()
+
     def _log_prob(self, x: Tensor) -> Tensor:
         centred = x.flatten(1) - self.loc
         if self.covariance == "full":
@@ -141,7 +160,7 @@ class Gaussian(Noise):
         return -0.5 * (mahalanobis + len(self.loc) * math.log(2 * math.pi)) - half_log_det
 
 
-def _scales(found: Moments) -> Tensor:
+def scales(found: Moments) -> Tensor:
     """Standard deviation of each coordinate, positive also for constant ones."""
     variance, constant = found.variance.flatten(), found.constant.flatten() | (found.variance.flatten() == 0)
     if constant.any():
@@ -162,31 +181,32 @@ def _standardised(chunk: Tensor, found: Moments, scale: Tensor) -> Tensor:
     return (chunk.double().cpu().flatten(1) - found.mean.flatten()) / scale
 
 
-def _correlation(data: RowSource, found: Moments, scale: Tensor) -> Tensor:
+def correlation(data: RowSource, found: Moments, scale: Tensor) -> Tensor:
+    """The correlation matrix of the data, from its moments and standard deviations."""
     total = torch.zeros(len(scale), len(scale), dtype=torch.float64)
     for chunk in chunks(data):
         z = _standardised(chunk, found, scale)
         total += z.mT @ z
-    correlation = total / found.n
-    correlation.diagonal().fill_(1.0)
-    return correlation
+    total /= found.n
+    total.diagonal().fill_(1.0)
+    return total
 
 
-def _shrunk(correlation: Tensor, n: int) -> Tensor:
+def shrunk(matrix: Tensor, n: int) -> Tensor:
     """The correlation itself where it is well conditioned, else shrunk toward the identity by OAS."""
-    size = len(correlation)
+    size = len(matrix)
     if n > size:
-        eigenvalues = torch.linalg.eigvalsh(correlation)
+        eigenvalues = torch.linalg.eigvalsh(matrix)
         if eigenvalues[0] * CONDITION > eigenvalues[-1]:
-            return correlation
-    share = max(_oas(correlation, n), 1.0 / CONDITION)
+            return matrix
+    share = max(_oas(matrix, n), 1.0 / CONDITION)
     warnings.warn(
         f"The covariance of {n} rows in {size} coordinates is singular: "
         f"shrunk by {share:.2g} toward uncorrelated coordinates.",
         ShrinkageWarning,
         stacklevel=3,
     )
-    return (1 - share) * correlation + share * torch.eye(size, dtype=correlation.dtype)
+    return (1 - share) * matrix + share * torch.eye(size, dtype=matrix.dtype)
 
 
 def _oas(covariance: Tensor, n: int) -> float:

@@ -1,0 +1,194 @@
+"""One call from data to noise; `auto` compares what is cheap on rows set aside."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unnorm.data.rows import RowSource, spread
+from unnorm.errors import DataError, ShrinkageWarning
+from unnorm.names import choose
+from unnorm.noise.base import Noise
+from unnorm.noise.choice import Choice
+from unnorm.noise.copula import Copula
+from unnorm.noise.flow import Flow
+from unnorm.noise.gaussian import Gaussian
+from unnorm.noise.mixture import GaussianMixture
+from unnorm.noise.smoothed import Smoothed
+from unnorm.noise.uniform import Uniform
+
+__all__ = ["fit"]
+
+Fit = Callable[[RowSource, torch.Generator | None], Noise]
+
+KINDS: Mapping[str, Fit] = {
+    "gaussian": lambda data, generator: Gaussian.fit(data),
+    "gaussian-diagonal": lambda data, generator: Gaussian.fit(data, "diagonal"),
+    "gaussian-low-rank": lambda data, generator: Gaussian.fit(data, "low-rank"),
+    "copula": lambda data, generator: Copula.fit(data),
+    "mixture": lambda data, generator: GaussianMixture.fit(data),
+    "smoothed": lambda data, generator: Smoothed.fit(data, "loo"),
+    "flow": lambda data, generator: Flow.fit(data, generator=generator),
+    "uniform": lambda data, generator: Uniform.fit(data),
+}
+WIDE = 2000  # columns above which no full covariance is fitted
+MIXTURE_COLUMNS = 100
+SMOOTHED_COLUMNS, SMOOTHED_ROWS = 20, 5000
+LEAST_ROWS = 20  # fewer are not divided
+HELD_OUT = 5000
+
+
+def fit(
+    data: RowSource,
+    kind: str = "auto",
+    *,
+    held_out: RowSource | None = None,
+    generator: torch.Generator | None = None,
+) -> Noise:
+    """A noise close to the data; its attribute `choice` says which, and `choice.line()` says it to a person.
+
+    Args:
+        data: rows to fit to.
+        kind: "gaussian", "gaussian-diagonal", "gaussian-low-rank", "copula", "mixture" (of Gaussians), "smoothed" (a
+            data point plus noise), "flow" (a trained one; needs zuko), "uniform"; or "auto".
+        held_out: rows that "auto" compares on, at most 5,000 of them; the noise is not fitted to them. When None, a
+            tenth of the data, from 5 to 5,000 rows, is set aside for it, and the winner is fitted anew to all.
+        generator: draws which rows are set aside, and a flow's training; seed 0 when None.
+
+    "auto" tries the Gaussian (low-rank above 2,000 columns), the copula (up to 2,000 columns), the mixture (up to 100
+    columns) and the smoothed rows (up to 20 columns and 5,000 rows). It takes the one with the highest mean log density
+    of the held-out rows, or the first in this order that is within one standard error of it (of the difference, row by
+    row). A flow is never tried. Fewer than 20 rows are not divided: the Gaussian is taken.
+
+    >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)).exp()
+    >>> q = fit(x)
+    >>> q.choice.kind
+    'copula'
+    >>> fit(x, "gaussain")
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: Unknown kind of noise 'gaussain'. Did you mean 'gaussian'? Known: gaussian, ...
+    """
+    if kind != "auto":
+        noise = choose("kind of noise", kind, {**KINDS, "auto": KINDS["gaussian"]})(data, generator)
+        noise.choice = Choice(kind)
+        return noise
+    if len(data) == 0 or (held_out is not None and len(held_out) == 0):
+        raise DataError("The data have no rows." if len(data) == 0 else "The 'held_out' data have no rows.")
+    generator = generator or torch.Generator().manual_seed(0)
+    some, judge = _divided(data, held_out, generator)
+    names, left_out = _candidates(some)
+    tried: dict[str, Tried] = {}
+    if judge is None:
+        left_out = dict.fromkeys([*names[1:], *left_out], f"{len(data)} rows are too few to set some aside")
+    else:
+        tried, failed = _compared(names, some, judge, generator)
+        left_out |= failed
+    winner = _pick(tried) if tried else names[0]
+    noise = _anew(winner, tried, data, generator)
+    scores = {name: float(found.log_q.mean()) for name, found in tried.items()}
+    errors = {name: _difference(tried[winner], found)[1] for name, found in tried.items() if name != winner}
+    noise.choice = Choice(winner, scores, errors, left_out, 0 if judge is None else len(judge))
+    return noise
+
+
+class Tried(NamedTuple):
+    """A candidate and its log density of each held-out row."""
+
+    noise: Noise
+    log_q: Tensor
+
+
+class _Some:
+    """Rows `index` of the data."""
+
+    def __init__(self, data: RowSource, index: Tensor):
+        self.data, self.index = data, index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        return self.data[self.index[index]]
+
+
+def _divided(
+    data: RowSource, held_out: RowSource | None, generator: torch.Generator
+) -> tuple[RowSource, Tensor | None]:
+    """The rows to fit to, and those to compare on."""
+    if held_out is not None:
+        return data, held_out[spread(len(held_out), HELD_OUT)]
+    if len(data) < LEAST_ROWS:
+        return data, None
+    apart = min(HELD_OUT, max(5, len(data) // 10))
+    order = torch.randperm(len(data), generator=generator, device=generator.device).cpu()
+    return _Some(data, order[apart:].sort().values), data[order[:apart].sort().values]
+
+
+def _candidates(data: RowSource) -> tuple[list[str], dict[str, str]]:
+    """What is cheap at this size, the simplest first; and why the rest is not."""
+    width = math.prod(data[torch.zeros(1, dtype=torch.int64)].shape[1:])
+    narrow = {"copula": WIDE, "mixture": MIXTURE_COLUMNS, "smoothed": SMOOTHED_COLUMNS}
+    names, left_out = ["gaussian" if width <= WIDE else "gaussian-low-rank"], {}
+    for name, most in narrow.items():
+        if width > most:
+            left_out[name] = f"{width} columns are more than {most}"
+        elif name == "smoothed" and len(data) > SMOOTHED_ROWS:
+            left_out[name] = f"{len(data)} rows are more than {SMOOTHED_ROWS}"
+        else:
+            names.append(name)
+    return names, left_out
+
+
+def _compared(
+    names: list[str], data: RowSource, judge: Tensor, generator: torch.Generator
+) -> tuple[dict[str, Tried], dict[str, str]]:
+    """The candidates that could be fitted; and why the rest could not."""
+    found = {name: _try(name, data, judge, generator) for name in names}
+    tried = {name: result for name, result in found.items() if isinstance(result, Tried)}
+    failed = {name: result for name, result in found.items() if isinstance(result, str)}
+    if not tried:
+        raise DataError(f"No noise could be fitted: {'; '.join(f'{name}: {why}' for name, why in failed.items())}.")
+    return tried, failed
+
+
+def _try(name: str, data: RowSource, judge: Tensor, generator: torch.Generator) -> Tried | str:
+    """The candidate, or why there is none."""
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore", ShrinkageWarning)  # the winner says it when it is fitted anew
+            noise = KINDS[name](data, generator).double()
+            log_q = torch.cat([noise.log_prob(part.double().cpu()) for part in judge.split(1000)])
+    except (ArithmeticError, RuntimeError, ValueError) as problem:
+        return f"it failed: {' '.join(str(problem).split())[:120]}"
+    if log_q.isnan().any():
+        return f"its log density is not a number at {int(log_q.isnan().sum())} of {len(log_q)} held-out rows"
+    return Tried(noise, log_q)
+
+
+def _difference(first: Tried, second: Tried) -> tuple[float, float]:
+    """Mean difference of log density and its standard error."""
+    difference = first.log_q - second.log_q
+    if not torch.isfinite(difference).all():
+        return float(first.log_q.mean() - second.log_q.mean()), math.inf
+    return float(difference.mean()), float(difference.std(correction=0) / math.sqrt(len(difference)))
+
+
+def _pick(tried: Mapping[str, Tried]) -> str:
+    """The best, or the first that is within one standard error of it."""
+    best = max(tried, key=lambda name: float(tried[name].log_q.mean()))
+    for name, found in tried.items():
+        gap, error = _difference(tried[best], found)
+        if math.isfinite(gap) and gap <= error:
+            return name
+    return best
+
+
+def _anew(name: str, tried: Mapping[str, Tried], data: RowSource, generator: torch.Generator) -> Noise:
+    """The winner, fitted to all rows; of a mixture the number of components is known by now."""
+    before = tried[name].noise if name in tried else None
+    if isinstance(before, GaussianMixture):
+        return GaussianMixture.fit(data, before.components, before.covariance)
+    return KINDS[name](data, generator)
