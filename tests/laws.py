@@ -1,10 +1,13 @@
 """One list of implementations for each contract; `test_laws.py` holds every one of them to the same laws."""
 
+import copy
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import distributions as td
 
+from unnorm.data import Standardize
 from unnorm.estimators import (
     EMA,
     ENCE,
@@ -21,10 +24,23 @@ from unnorm.estimators import (
     PersistentCD,
     ScoreMatching,
     SlicedScoreMatching,
+    Telescope,
     UMax,
 )
-from unnorm.models import MLP, Quadratic, Tilted
-from unnorm.noise import Gaussian, Noise, from_distribution
+from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.noise import (
+    Copula,
+    Flow,
+    Gaussian,
+    GaussianMixture,
+    Mixture,
+    Noise,
+    Pushed,
+    Smoothed,
+    SplineFlow,
+    Uniform,
+    from_distribution,
+)
 
 
 def _fitted(covariance: str, **options) -> Gaussian:
@@ -36,6 +52,25 @@ def _fitted(covariance: str, **options) -> Gaussian:
 def _transformed() -> td.Distribution:
     base = td.Normal(torch.zeros(2), torch.ones(2))
     return td.TransformedDistribution(base, [td.AffineTransform(torch.tensor([1.0, -1.0]), torch.tensor([0.5, 2.0]))])
+
+
+def _crooked(n: int = 400) -> torch.Tensor:
+    """Rows of a skewed coordinate and one that depends on it."""
+    x = torch.randn(n, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    return torch.stack([x[:, 0].exp(), x[:, 1] + 0.5 * x[:, 0].square()], 1)
+
+
+@functools.cache
+def _trained_flow() -> SplineFlow:
+    return SplineFlow.fit(_crooked(), steps=60, transforms=2, hidden=(16,), bins=4)
+
+
+def _zuko_flow() -> Flow:
+    import zuko
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return Flow(zuko.flows.NSF(2, transforms=1, hidden_features=(8,)), event=2)
 
 
 NOISES: dict[str, Callable[[], Noise]] = {
@@ -60,6 +95,16 @@ NOISES: dict[str, Callable[[], Noise]] = {
         td.MixtureSameFamily(td.Categorical(logits=torch.tensor([0.3, 0.7])), td.Normal(torch.zeros(2), torch.ones(2)))
     ),
     "transformed": lambda: from_distribution(_transformed()),
+    "gaussian mixture": lambda: GaussianMixture.fit(_crooked(), 3, "full"),
+    "gaussian mixture diagonal": lambda: GaussianMixture.fit(_crooked(), 3, "diagonal"),
+    "mixture of noises": lambda: Mixture([Gaussian.fit(_crooked()), Uniform.fit(_crooked())], [3.0, 1.0]),
+    "smoothed": lambda: Smoothed.fit(_crooked(150)),
+    "pushed": lambda: Pushed(from_distribution(td.Laplace(torch.zeros(2), torch.ones(2))), Standardize.fit(_crooked())),
+    "copula": lambda: Copula.fit(_crooked()),
+    "copula of integers": lambda: Copula.fit(_crooked().round()),
+    "box": lambda: Uniform.fit(_crooked()),
+    "spline flow": lambda: copy.deepcopy(_trained_flow()),
+    "zuko flow": _zuko_flow,
 }
 
 ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {
@@ -83,8 +128,55 @@ ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {
     "cnce": lambda q: ConditionalNCE(sigma=0.7, kappa=3),
 }
 
+BRIDGES = 3
+
+# These want a model with a head for each bridge.
+TELESCOPES: dict[str, Callable[[Noise], Estimator]] = {
+    "telescope": lambda q: Telescope(q, BRIDGES),
+    "telescope uncentred": lambda q: Telescope(q, [0.0, 0.3, 0.7, 1.0], centred=False, gamma=0.5),
+    "telescope more noise": lambda q: Telescope(q, BRIDGES, tracker=UMax(), n_noise=50),
+    "telescope nce": lambda q: Telescope(q, BRIDGES, NCE, nu=2.5),
+    "telescope ence": lambda q: Telescope(q, BRIDGES, ENCE),
+    "telescope snl": lambda q: Telescope(q, BRIDGES, SNL, n_noise=37),
+}
+
+
+def _mlp(outputs: int | None = None) -> MLP:
+    return MLP(3, hidden=(16,), outputs=outputs, generator=torch.Generator().manual_seed(2))
+
+
+def _resnet(outputs: int | None = None) -> ResNet:
+    """Of images of one row of three pixels; its blocks have left the identity, where half their gradient is zero."""
+    generator = torch.Generator().manual_seed(2)
+    net = ResNet((1, 1, 3), widths=(4,), blocks=1, features=8, outputs=outputs, generator=generator)
+    for name, parameter in net.named_parameters():
+        if name.endswith("second.weight"):
+            torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return net
+
+
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "mlp": lambda: MLP(3, hidden=(16, 16), generator=torch.Generator().manual_seed(2)),
     "quadratic": lambda: Quadratic(3),
-    "tilted": lambda: Tilted(_fitted("full"), MLP(3, hidden=(16,), generator=torch.Generator().manual_seed(2))),
+    "tilted": lambda: Tilted(_fitted("full"), _mlp()),
+    "bridged": lambda: Bridged(_fitted("full"), _mlp(BRIDGES)),
+    "seen": lambda: Seen(Standardize.fit(1 + 2 * torch.arange(12.0).view(4, 3)), _mlp()),
+}
+
+# These see images only.
+IMAGE_MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "resnet": _resnet,
+    "bridged resnet": lambda: Bridged(_fitted("full"), _resnet(BRIDGES)),
+}
+
+# Every estimator with every model that it can train.
+PAIRS: dict[str, tuple[Callable[[Noise], Estimator], Callable[[], torch.nn.Module]]] = {
+    f"{name}, {model}": (makers[name], models[model])
+    for makers, models in (
+        (ESTIMATORS, MODELS),
+        (ESTIMATORS, {"resnet": IMAGE_MODELS["resnet"]}),
+        (TELESCOPES, {"bridged": MODELS["bridged"], "bridged resnet": IMAGE_MODELS["bridged resnet"]}),
+    )
+    for name in makers
+    for model in models
 }

@@ -15,7 +15,7 @@ from unnorm import MLP, Density, Gaussian, Quadratic, Tilted, from_distribution
 from unnorm.archive import digest
 from unnorm.data import Standardize
 from unnorm.diagnostics import effective_sample_size, pareto_khat, verdict
-from unnorm.errors import BrokenFile, InvalidValue, WeightsWarning
+from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.partition import bounding_box, grid, importance
 from unnorm.types import LogZ
 
@@ -231,17 +231,46 @@ class TestDensity:
         first, second = (density.sample(5, generator=torch.Generator().manual_seed(3)) for _ in range(2))
         assert torch.equal(first, second)
 
-    def test_resampling_from_a_poor_noise_warns(self):
+    def test_a_noise_too_far_to_choose_from(self):
         far = Gaussian(6)
         far.loc.fill_(6.0)
         density = Density.normalise(Quadratic(6), far, n=1000, generator=torch.Generator().manual_seed(0))
         assert density.log_z.method in ("ais", "bracket")
         assert abs(density.log_z.value - 3 * math.log(2 * math.pi)) < 4 * density.log_z.stderr
-        with pytest.warns(WeightsWarning, match="amount to .* start from the noise itself"):
-            found = density.draws(500, generator=torch.Generator().manual_seed(0))
-        # The chains left the noise for the model, N(0, I): the error bar is their own.
+        found = density.draws(500, generator=torch.Generator().manual_seed(0))
+        # Annealed chains left the noise for the model, N(0, I): the error bar is their own.
         assert found.method == "hmc"
+        assert found.r_hat < 1.05
         assert (found.x.mean(0).abs() < 4 / found.ess**0.5).all()
+
+    def test_annealed_starts_find_both_modes(self):
+        """Six standard deviations to either side of the noise, weights 1 to 3: no draw is there, the chains are."""
+
+        class Two(nn.Module):
+            def forward(self, x):
+                left, right = (-((x - side).square().sum(-1)) / 2 for side in (-4.0, 4.0))
+                return torch.logaddexp(left, right + math.log(3))
+
+        density = Density.normalise(Two(), Gaussian(5), n=1000, generator=torch.Generator().manual_seed(0))
+        with pytest.warns(MixingWarning):  # no chain goes from one to the other
+            x = density.draws(2000, generator=torch.Generator().manual_seed(1)).x
+        assert 0.44 < (x[:, 0] > 0).double().mean() < 0.98  # 32 chains: four errors of 0.08
+
+    def test_chosen_draws_follow_the_model(self):
+        """Weights that are light enough choose from the noise's own draws: moments of the tilted Gaussian."""
+
+        class Shift(nn.Module):
+            def forward(self, x):
+                return 0.7 * x[:, 0] - 0.3 * x[:, 1].square()
+
+        q = Gaussian(3)
+        density = Density.normalise(Tilted(q, Shift()), q, generator=torch.Generator().manual_seed(0))
+        found = density.draws(4000, generator=torch.Generator().manual_seed(1))
+        assert (found.method, found.ess) == ("resampled", 4000)
+        assert len(found.x.unique(dim=0)) == 4000
+        error = 4 / 4000**0.5
+        assert (found.x.mean(0) - torch.tensor([0.7, 0.0, 0.0])).abs().max() < error
+        assert (found.x.var(0) - torch.tensor([1.0, 1 / 1.6, 1.0])).abs().max() < 1.5 * error
 
     def test_held_out_rows_show_what_the_noise_misses(self):
         """Two modes, a noise on one of them: alone it looks perfect, with rows of both it does not."""

@@ -6,18 +6,23 @@ import json
 import pytest
 import torch
 
-from tests.laws import ESTIMATORS, MODELS, NOISES
+from tests.laws import ESTIMATORS, IMAGE_MODELS, MODELS, NOISES, PAIRS, TELESCOPES
 from unnorm import estimators, models, noise
 from unnorm.errors import InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, DenoisingScoreMatching, Estimator, ScoreMatching, SlicedScoreMatching
-from unnorm.noise import Noise
+from unnorm.noise import Gaussian, Noise
 from unnorm.optim import sgd
 from unnorm.train import fit, step
 from unnorm.training import Training
 
 every_noise = pytest.mark.parametrize("make", NOISES.values(), ids=NOISES.keys())
-every_estimator = pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS.keys())
-every_model = pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS.keys())
+every_pair = pytest.mark.parametrize(("make", "make_model"), PAIRS.values(), ids=PAIRS.keys())
+every_estimator = pytest.mark.parametrize(
+    ("make", "make_model"),
+    [(make, MODELS["tilted"]) for make in ESTIMATORS.values()]
+    + [(make, MODELS["bridged"]) for make in TELESCOPES.values()],
+    ids=[*ESTIMATORS, *TELESCOPES],
+)
 
 
 def test_no_implementation_is_left_out():
@@ -27,9 +32,11 @@ def test_no_implementation_is_left_out():
 
     q = NOISES["gaussian full"]()
     assert concrete(noise, Noise) == {type(make()) for make in NOISES.values()}
-    assert concrete(estimators, Estimator) == {type(make(q)) for make in ESTIMATORS.values()}
+    assert concrete(estimators, Estimator) == {type(make(q)) for make in (ESTIMATORS | TELESCOPES).values()}
+    bases = {type(make(q).base) for make in TELESCOPES.values()}
+    assert bases == concrete(estimators, estimators.Contrastive)
     listed = {c for name in models.__all__ if isinstance(c := getattr(models, name), type)}
-    assert listed == {type(make()) for make in MODELS.values()}
+    assert listed == {type(make()) for make in (MODELS | IMAGE_MODELS).values()}
     trackers = {type(make(q).tracker) for make in ESTIMATORS.values() if hasattr(make(q), "tracker")}
     assert trackers == set(estimators.TRACKERS.values())
 
@@ -139,11 +146,18 @@ class TestNoise:
 
 
 def setting(make, make_model, device="cpu", dtype=torch.float32):
-    q = NOISES["gaussian full"]().to(device=device, dtype=dtype)
+    """Twenty points in three coordinates; for an image model these are pixels."""
+    event = (1, 1, 3) if make_model in IMAGE_MODELS.values() else (3,)
     model = make_model().to(device=device, dtype=dtype)
-    estimator = make(q).to(device=device, dtype=dtype)
-    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(5)).to(device=device, dtype=dtype)
-    return model, estimator, x
+    estimator = make(noise_over(event)).to(device=device, dtype=dtype)
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(5)).view(20, *event)
+    return model, estimator, x.to(device=device, dtype=dtype)
+
+
+def noise_over(event):
+    q = Gaussian(event)
+    q.load_state_dict(NOISES["gaussian full"]().state_dict())
+    return q
 
 
 def seeded(device="cpu"):
@@ -153,15 +167,14 @@ def seeded(device="cpu"):
 def own_state(estimator):
     """The running state, without the noise, which is somebody else's."""
     state = copy.deepcopy(dict(estimator.named_buffers()))
-    return {name: value for name, value in state.items() if not name.startswith("noise.")}
+    return {name: value for name, value in state.items() if not name.startswith(("noise.", "base.noise."))}
 
 
 def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-@every_estimator
-@every_model
+@every_pair
 class TestEstimator:
     def test_objective(self, make, make_model, device):
         model, estimator, x = setting(make, make_model, device)
@@ -191,7 +204,7 @@ class TestEstimator:
     def test_state_survives(self, make, make_model):
         model, estimator, x = setting(make, make_model)
         estimator(model, x, generator=seeded())
-        other = make(NOISES["gaussian full"]())
+        other = make(noise_over(x.shape[1:]))
         other.load_state_dict(estimator.state_dict())
         ours, theirs = (each(model, x, generator=seeded()) for each in (estimator, other))
         assert torch.equal(ours.surrogate, theirs.surrogate)
@@ -251,8 +264,8 @@ class TestEstimator:
 
     def test_refuses_a_model_of_the_wrong_shape(self, make, make_model):
         _, estimator, x = setting(make, make_model)
-        with pytest.raises(InvalidValue, match=r"must map \(n, \*event\) to \(n,\). Got .* -> \(\d+, 3\)"):
-            estimator(lambda points: points, x)
+        with pytest.raises(InvalidValue, match=r"must map \(.+\) to \(.+\)\. Got .*\(\d+, 4\)\.$"):
+            estimator(lambda points, heads=False: points.flatten(1)[:, [0, 0, 1, 2]], x)
 
     def test_settings_are_plain(self, make, make_model):
         """They go into a checkpoint as JSON and come back the same."""
@@ -263,35 +276,42 @@ class TestEstimator:
 
 @every_estimator
 class TestEstimatorAlone:
-    def test_any_event_shape(self, make):
+    def test_any_event_shape(self, make, make_model):
         """Events of shape (1, 3) instead of (3,): the same numbers."""
-        make_model = MODELS["mlp"]
-        model, estimator, x = setting(make, make_model)
+        model, _, x = setting(make, make_model)
 
         class Shaped(Noise):
-            def __init__(self, flat):
+            def __init__(self, flat, *event):
                 super().__init__()
-                self.flat = flat
+                self.flat, self.event = flat, event
 
             def _sample(self, n, generator):
-                return self.flat.sample(n, generator=generator).unsqueeze(1)
+                return self.flat.sample(n, generator=generator).view(n, *self.event)
 
             def _log_prob(self, points):
-                return self.flat.log_prob(points.squeeze(1))
+                return self.flat.log_prob(points.flatten(1))
 
-        shaped = make(Shaped(NOISES["gaussian full"]()))
-        flat, other = (e(model, data, generator=seeded()) for e, data in ((estimator, x), (shaped, x.unsqueeze(1))))
-        torch.testing.assert_close(flat.surrogate, other.surrogate)
+        flat, shaped = (
+            make(Shaped(NOISES["gaussian full"](), *event))(model, x.view(20, *event), generator=seeded())
+            for event in ((3,), (1, 3))
+        )
+        torch.testing.assert_close(flat.surrogate, shaped.surrogate)
+        torch.testing.assert_close(flat.info, shaped.info)
 
-    def test_any_callable_is_a_model(self, make):
-        _, estimator, x = setting(make, MODELS["mlp"])
+    def test_any_callable_is_a_model(self, make, make_model):
+        _, estimator, x = setting(make, make_model)
         theta = torch.tensor(1.5, requires_grad=True)
-        estimator(lambda points: -theta * points.square().sum(-1), x, generator=seeded()).surrogate.backward()
+
+        def model(points, heads=False):
+            each = -theta * points.square()
+            return each if heads else each.sum(-1)
+
+        estimator(model, x, generator=seeded()).surrogate.backward()
         assert theta.grad.abs() > 0
 
-    def test_compiled_model(self, make):
+    def test_compiled_model(self, make, make_model):
         """The same numbers from a compiled model, or a plain refusal where it would have to be differentiated twice."""
-        model, estimator, x = setting(make, MODELS["tilted"])
+        model, estimator, x = setting(make, make_model)
         compiled = torch.compile(model, backend="aot_eager", dynamic=True)
         if isinstance(estimator, (ScoreMatching, SlicedScoreMatching, DenoisingScoreMatching)):
             with pytest.raises(InvalidValue, match="torch.compile cannot"):
@@ -304,11 +324,11 @@ class TestEstimatorAlone:
         found.backward()
         assert all(p.grad is not None for p in model.parameters())
 
-    def test_resumes_bit_for_bit(self, make, tmp_path):
+    def test_resumes_bit_for_bit(self, make, make_model, tmp_path):
         """Six steps are the same as three, a new process's objects, and three more."""
 
         def pieces():
-            model, estimator, _ = setting(make, MODELS["tilted"])
+            model, estimator, _ = setting(make, make_model)
             return model, estimator
 
         rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
@@ -322,8 +342,8 @@ class TestEstimatorAlone:
             assert equal(one.state_dict(), other.state_dict())
         assert full["value"] == resumed["value"]
 
-    def test_refuses_to_resume_as_another(self, make, tmp_path):
-        model, estimator, _ = setting(make, MODELS["tilted"])
+    def test_refuses_to_resume_as_another(self, make, make_model, tmp_path):
+        model, estimator, _ = setting(make, make_model)
         rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
         fit(model, estimator, rows, Training(steps=2, batch=20), folder=tmp_path, progress=False)
         other = MECO(NOISES["gaussian full"](), n_noise=11)

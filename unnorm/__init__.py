@@ -32,8 +32,9 @@ if TYPE_CHECKING:
         PersistentCD,
         ScoreMatching,
         SlicedScoreMatching,
+        Telescope,
     )
-    from unnorm.models import MLP, Quadratic, Tilted
+    from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
     from unnorm.noise import Gaussian, Noise, from_distribution
     from unnorm.samplers import HMC, MALA, ULA, Chain, ReplayBuffer, Sampler
     from unnorm.train import fit, step
@@ -49,6 +50,7 @@ __all__ = [
     "NCE",
     "SNL",
     "ULA",
+    "Bridged",
     "Chain",
     "ConditionalNCE",
     "ContrastiveDivergence",
@@ -66,9 +68,12 @@ __all__ = [
     "PersistentCD",
     "Quadratic",
     "ReplayBuffer",
+    "ResNet",
     "Sampler",
     "ScoreMatching",
+    "Seen",
     "SlicedScoreMatching",
+    "Telescope",
     "Tilted",
     "Training",
     "data",
@@ -87,6 +92,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "ResNet": "models",
+    "Seen": "models",
+    "Bridged": "models",
+    "Telescope": "estimators",
     "MECO": "estimators",
     "MLP": "models",
     "Density": "density",

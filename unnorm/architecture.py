@@ -6,24 +6,49 @@ from typing import Any
 import torch
 from torch import nn
 
+from unnorm.data.affine import Identity, Probit, Whiten
 from unnorm.data.quantiles import Gaussianize
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
-from unnorm.models import MLP, Quadratic, Tilted
-from unnorm.noise import Gaussian
+from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.noise import (
+    Copula,
+    FlowTransform,
+    Gaussian,
+    GaussianMixture,
+    Mixture,
+    Pushed,
+    Smoothed,
+    SplineFlow,
+    Uniform,
+)
 
 __all__ = ["build", "describe", "is_custom"]
 
 KINDS: Mapping[str, type[nn.Module]] = {
+    "bridged": Bridged,
     "compose": Compose,
+    "copula": Copula,
     "dequantize": Dequantize,
+    "flow-transform": FlowTransform,
     "gaussian": Gaussian,
+    "gaussian-mixture": GaussianMixture,
     "gaussianize": Gaussianize,
+    "identity": Identity,
     "logit": Logit,
+    "mixture": Mixture,
     "mlp": MLP,
+    "probit": Probit,
+    "pushed": Pushed,
     "quadratic": Quadratic,
+    "resnet": ResNet,
+    "seen": Seen,
+    "smoothed": Smoothed,
+    "spline-flow": SplineFlow,
     "standardize": Standardize,
     "tilted": Tilted,
+    "uniform": Uniform,
+    "whiten": Whiten,
 }
 CUSTOM = "custom"
 

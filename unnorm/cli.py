@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 
 LEARNING_RATES = {"ngd": 0.1}  # else Training's own
+PATIENCE = 30  # looks at the validation rows, of 25 steps each, where these choose the iterate
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder written by 'unnorm fit'.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -58,7 +59,16 @@ def fit(
     model: Annotated[str, typer.Option(help="tilted (noise times exp of an MLP), mlp, or quadratic.")] = "tilted",
     hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "300,300,300",
     activation: Annotated[str, typer.Option(help="silu, relu, leaky-relu, elu, gelu, softplus or tanh.")] = "silu",
-    noise: Annotated[str, typer.Option(help="gaussian, gaussian-diagonal or gaussian-low-rank.")] = "gaussian",
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="auto (held-out rows choose), gaussian, gaussian-diagonal, gaussian-low-rank, copula, mixture, "
+            "smoothed, uniform, or flow (needs zuko)."
+        ),
+    ] = "auto",
+    bridges: Annotated[
+        str, typer.Option(help="Between data and noise: auto (a pilot chooses), none, or how many.")
+    ] = "auto",
     estimator: Annotated[str, typer.Option(help="meco, nce, ence, snl, mcmc, cd, pcd, sm, ssm, dsm or cnce.")] = "meco",
     gamma: Annotated[float | None, typer.Option(help="MECO's tracker rate, in (0, 1]. [default: 0.1]")] = None,
     beta: Annotated[
@@ -97,8 +107,12 @@ def fit(
     ] = "cosine",
     mu: Annotated[float, typer.Option(help="PL constant for --schedule pl.")] = 1.0,
     iterate: Annotated[
-        str, typer.Option(help="Which iterate to keep: last, random (the paper), averaged, or best (validated).")
-    ] = "last",
+        str | None,
+        typer.Option(
+            help="Which iterate to keep: last, random (the paper), averaged, or best (validated). [default: best for a "
+            "table, last for a toy set]"
+        ),
+    ] = None,
     n: Annotated[int, typer.Option(help="Training points to draw of a toy set.")] = 50_000,
     test: Annotated[float, typer.Option(help="Share of the rows kept for testing.")] = 0.1,
     columns: Annotated[str | None, typer.Option(help="Columns to use, by name or position: a,b,c.")] = None,
@@ -138,7 +152,8 @@ def fit(
             beta=beta,
             schedule=schedule,
             mu=mu,
-            iterate=iterate,
+            iterate=iterate or _default_iterate(data, estimator),
+            patience=PATIENCE if iterate is None else None,
             seed=seed,
         )
         job = Job(
@@ -153,6 +168,7 @@ def fit(
             hidden=_widths(hidden),
             activation=activation,
             noise=noise,
+            bridges=bridges,
             estimator=estimator,
             gamma=gamma,
             tracker=tracker,
@@ -340,6 +356,33 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
         _print_result(result, f"{result['model']['kind']}, {parameters:,} parameters, events of shape {density.event}")
 
 
+@app.command(epilog="Example: unnorm reproduce gaussian-mean --out runs/gaussian-mean")
+def reproduce(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="gaussian-mean: the paper's case study.")],
+    out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds, distances and rows: looser numbers.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a study that is already in the folder.")] = False,
+    seed: Seed = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a study of the paper; write its numbers, its tables and its figures."""
+    from unnorm.names import unknown
+    from unnorm.paper import gaussian_report
+    from unnorm.paper.gaussian_study import Study
+    from unnorm.paper.gaussian_study import quick as quick_study
+
+    if study != "gaussian-mean":
+        raise InvalidValue(unknown("study", study, ("gaussian-mean",)))
+    folder = out or Path("runs") / study
+    chosen = quick_study(seed) if quick else Study(seed=seed)
+    records = gaussian_report.reproduce(folder, chosen, force=force, progress=False if as_json else None)
+    if as_json:
+        _print_json({"folder": str(folder), "records": records})
+    else:
+        typer.echo((folder / "table.md").read_text())
+        typer.echo(f"Written to {folder}: {', '.join(gaussian_report.FILES)}")
+
+
 def _widths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(width) for width in text.split(","))
@@ -365,6 +408,8 @@ def _print_result(result: dict[str, Any], footer: str) -> None:
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         console.print(f"{name:<{width}}  {value}")
+    for line in result.get("chosen", {}).values():
+        console.print(line)
     console.print(footer)
     _print_verdict(result)
 
@@ -384,6 +429,13 @@ def _line(row: Any) -> str:
 def _write_csv(file: Any, values: Any, columns: list[str]) -> None:
     csv.writer(file, lineterminator="\n").writerow(columns)
     file.writelines(_line(row) + "\n" for row in values)
+
+
+def _default_iterate(data: str, estimator: str) -> str:
+    """Rows run out and can be fitted too well; a toy set's do not, and score matching cannot tell which is best."""
+    from unnorm.data.toy import TOYS
+
+    return "last" if data in TOYS or estimator in ("sm", "ssm", "dsm", "cnce") else "best"
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -13,11 +13,12 @@ from unnorm import archive
 from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks, spread
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import LEAST_ESS, R_HAT_LIMIT
+from unnorm.diagnostics import KHAT_LIMIT, LEAST_ESS, R_HAT_LIMIT, NoiseReport, noise_report, pareto_khat
 from unnorm.draws import STARTS, Draws, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
+from unnorm.partition.annealed import ais
 from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box
 from unnorm.partition.importance import log_weights
 from unnorm.partition.ladder import MOST_DATA, Climb, ladder
@@ -26,6 +27,8 @@ from unnorm.types import LogZ, effective_sample_size, log_density
 __all__ = ["Density"]
 
 MOST_DRAWN = 2**21  # numbers of noise draws held at once while resampling
+SPARE = 10  # effective draws for each that is chosen, so that choosing hardly favours the heavy ones
+ANNEALED = 512
 
 
 class Density(nn.Module):
@@ -128,12 +131,19 @@ class Density(nn.Module):
 
     def diagnose(self, held_out: RowSource | None = None, **options: Any) -> Climb:
         """Climb the ladder anew, with its options; `held_out` rows are in the user's units."""
-        rows = None
-        if held_out is not None and len(held_out) > 1:
-            picked = held_out[spread(len(held_out), MOST_DATA)].to(self._like().device).double()
-            with torch.no_grad():
-                rows = self.transform(picked)[0].to(self._like().dtype)
-        return ladder(self.model, self.noise, data=rows, **options)
+        return ladder(self.model, self.noise, data=self._rows(held_out), **options)
+
+    def noise_report(self, held_out: RowSource | None = None, **options: Any) -> NoiseReport:
+        """How its noise stands to it (`unnorm.diagnostics.noise_report`); `held_out` rows are in the user's units."""
+        return noise_report(self.noise, self.model, data=self._rows(held_out), **options)
+
+    def _rows(self, held_out: RowSource | None) -> Tensor | None:
+        """Some of them, in the model's units."""
+        if held_out is None or len(held_out) < 2:
+            return None
+        picked = held_out[spread(len(held_out), MOST_DATA)].to(self._like().device).double()
+        with torch.no_grad():
+            return self.transform(picked)[0].to(self._like().dtype)
 
     @property
     def log_z(self) -> LogZ:
@@ -169,9 +179,10 @@ class Density(nn.Module):
     def draws(self, n: int, *, generator: torch.Generator | None = None) -> Draws:
         """`n` draws and how they were made.
 
-        In one and two dimensions from the grid's cells, uniform within a cell. Above, by Hamiltonian Monte Carlo from
-        importance-resampled starts: many chains, tuned together, with R-hat and effective sample size; chains that
-        did not mix warn with `MixingWarning`.
+        In one and two dimensions from the grid's cells, uniform within a cell. Above, draws of the noise chosen by
+        their weights, where these leave ten times as many as are wanted; else by Hamiltonian Monte Carlo, from starts
+        chosen by weights or, where the noise is too far for that, annealed to the model: many chains, tuned together,
+        with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`.
         """
         if n < 1:
             raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
@@ -179,9 +190,7 @@ class Density(nn.Module):
             with torch.no_grad():
                 found = Draws.exact(self._sample_grid(n, generator))
         else:
-            with torch.no_grad():
-                near = self._resample(STARTS, generator)
-            found = by_hmc(self.model, near, n, generator=generator)
+            found = self._far_from_the_grid(n, generator)
         with torch.no_grad():
             found = found._replace(x=self.transform.inverse(found.x.double()))
         if found.r_hat > R_HAT_LIMIT:
@@ -221,22 +230,25 @@ class Density(nn.Module):
         within = torch.rand(place.shape, generator=generator, device=place.device, dtype=torch.float64) - 0.5
         return grid.centres(place + within)
 
-    def _resample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Noise draws chosen by their weights, where these allow it: roughly samples of the model."""
+    def _far_from_the_grid(self, n: int, generator: torch.Generator | None) -> Draws:
+        """Noise draws chosen by their weights, or chains that start from such, or from annealed ones."""
         found = self.log_zs["importance"]  # the ladder's first rung, always there
-        wanted = math.ceil(4 * n * found.n / max(found.ess, 1.0))
+        wanted = math.ceil(2 * SPARE * max(n, STARTS) * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
-        z, log_w = log_weights(self.model, self.noise, draws, generator=generator)
-        ess = float(effective_sample_size(log_w))
+        with torch.no_grad():
+            z, log_w = log_weights(self.model, self.noise, draws, generator=generator)
+            ess, share = float(effective_sample_size(log_w)), torch.softmax(log_w, 0)
+            if ess >= SPARE * n and pareto_khat(log_w) < KHAT_LIMIT:
+                return Draws.resampled(z[torch.multinomial(share, n, generator=generator)])
+            if ess >= LEAST_ESS:
+                near = z[torch.multinomial(share, STARTS, replacement=True, generator=generator)]
         if ess < LEAST_ESS:
-            warnings.warn(
-                f"The weights of {draws} noise draws amount to {ess:.0f} independent ones: the chains start from the "
-                "noise itself, and may give whole regions the wrong weight. A noise closer to the data would help.",
-                WeightsWarning,
-                stacklevel=4,
-            )
-            return z[:n]
-        return z[torch.multinomial(torch.softmax(log_w, 0), n, replacement=True, generator=generator)]
+            try:
+                near = ais(self.model, self.noise, n_chains=ANNEALED, resample=True, generator=generator).x
+                near = near[torch.randperm(len(near), generator=generator, device=near.device)]  # kin stand together
+            except InvalidValue:  # no path from the noise to the model
+                near = z[:STARTS]
+        return by_hmc(self.model, near, n, generator=generator)
 
     def save(self, folder: Path | str) -> None:
         """Write `model.safetensors` and `model.json` into `folder`."""

@@ -13,6 +13,7 @@ from unnorm.points import points_for_scoring, prepare
 
 __all__ = ["diagnosis"]
 
+NOISE_DRAWS = 50_000
 NUMBERS = ("test_nll", "test_stderr", "test_rows", "train_nll", "noise_nll", "discrete", "singular")
 
 
@@ -27,6 +28,7 @@ def diagnosis(folder: Path, density: Density, data: str | None, **options: Any) 
     """
     rows, which = _held_out(folder, data)
     climb = density.diagnose(rows, first=min(50_000, options["n"]), **options)
+    noise = density.noise_report(rows, n=min(NOISE_DRAWS, options["n"]), generator=options.get("generator"))
     before, now = density.log_z, climb.log_z
     said = read_json(folder / RESULT, set()) if (folder / RESULT).exists() else {}
     numbers = {name: said[name] for name in NUMBERS if said.get(name) is not None}
@@ -36,6 +38,7 @@ def diagnosis(folder: Path, density: Density, data: str | None, **options: Any) 
         f"checked with {which}; wanted: a standard error of {climb.wanted:g} nats",
         *(f"  rung {place}: {line}" for place, line in enumerate(climb.lines()[:-1], 1)),
         climb.lines()[-1],
+        *noise.lines(),
     ]
     error = (before.stderr**2 + now.stderr**2) ** 0.5
     if climb.trusted and abs(now.value - before.value) > 3 * error + 1e-3:
@@ -47,6 +50,7 @@ def diagnosis(folder: Path, density: Density, data: str | None, **options: Any) 
         "wanted": climb.wanted,
         "trusted": climb.trusted,
         "doubts": list(climb.doubts),
+        "noise": noise._asdict() | {"certified": noise.certified},
         "saved": before._asdict(),
         "held_out": which,
         "lines": lines,

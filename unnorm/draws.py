@@ -27,7 +27,7 @@ class Draws(NamedTuple):
 
     Attributes:
         x: (n, *event).
-        method: "grid" (exact up to the grid's cells) or "hmc".
+        method: "grid" (exact up to the grid's cells), "resampled" (draws of the noise, chosen by weight) or "hmc".
         r_hat: the worst R-hat of the chains' coordinates; NaN where there are no chains.
         ess: how many independent draws they are worth, in the worst coordinate; of a grid, n.
         acceptance: the chains' mean acceptance; NaN where there are none.
@@ -47,8 +47,15 @@ class Draws(NamedTuple):
         """Independent draws from a grid."""
         return cls(x, "grid", math.nan, float(len(x)), math.nan)
 
+    @classmethod
+    def resampled(cls, x: Tensor) -> "Draws":
+        """Independent draws of the noise, chosen by weights that are light enough."""
+        return cls(x, "resampled", math.nan, float(len(x)), math.nan)
+
     def line(self) -> str:
         """How they were made, for a person."""
+        if self.method == "resampled":
+            return f"{len(self.x)} independent draws of the noise, chosen by their weights"
         if self.method == "grid":
             return f"{len(self.x)} independent draws from a grid"
         return (

@@ -4,6 +4,7 @@ A falling loss is no evidence. `fit` shows the monitor the numbers of every tent
 sense it warns once for each cause, by name, with the numbers and the change that usually cures it.
 """
 
+import math
 import statistics
 import warnings
 from collections import deque
@@ -92,6 +93,19 @@ def log_z_jump(readings: Sequence[Reading], event: int, draws: int) -> str | Non
     )
 
 
+def certified(readings: Sequence[Reading], event: int, draws: int) -> str | None:
+    """n draws cannot certify a KL above about log n (McAllester and Stratos 2020): a larger gap is an artefact."""
+    now = readings[-1]
+    gap, limit = now.get("gap", 0.0), now.get("limit", math.inf)
+    if gap <= limit:
+        return None
+    return (
+        f"the data seem {gap:.3g} nats from the noise, more than the {math.exp(limit):.3g} draws that log u remembers "
+        f"can certify, log(n_noise / gamma) = {limit:.1f}: it is an artefact, and log u is not to be trusted. Use more "
+        "noise draws, a noise closer to the data, or (more) bridges."
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "energy-gap": energy_gap,
     "distance": distance,
@@ -99,6 +113,7 @@ RULES: Mapping[str, Rule] = {
     "score": score,
     "weights": weights,
     "log-z-jump": log_z_jump,
+    "certified": certified,
 }
 
 
@@ -109,6 +124,7 @@ class Health:
         event: how many numbers one event has.
         draws: how many noise draws a step has.
         strict: raise `Unhealthy` instead of warning.
+        memory: by what factor the estimator's memory multiplies the draws, in what it knows of log Z.
         told: warnings of an earlier part of the same run; these are not repeated.
 
     >>> health = Health(event=2, draws=500, strict=True)
@@ -118,8 +134,8 @@ class Health:
     unnorm.errors.Unhealthy: At step 20, energy-gap: log p~ of the model's samples differs ... by -475 nats. ...
     """
 
-    def __init__(self, event: int, draws: int, *, strict: bool = False, told: Sequence[str] = ()):
-        self.event, self.draws, self.strict = event, draws, strict
+    def __init__(self, event: int, draws: int, *, memory: float = 1.0, strict: bool = False, told: Sequence[str] = ()):
+        self.event, self.draws, self.memory, self.strict = event, draws, memory, strict
         self.told = list(told)
         self._names = {name for name in RULES for line in told if f", {name}: " in line}
         self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
@@ -129,7 +145,7 @@ class Health:
 
     def look(self, t: int, numbers: Reading) -> None:
         """Judge the numbers of step `t`."""
-        self._readings.append(dict(numbers))
+        self._readings.append({**numbers, "limit": math.log(max(self.draws * self.memory, 1.0))})
         for name, rule in RULES.items():
             if name in self._names:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unnorm import __version__, report
+from unnorm import __version__, groundwork, report
 from unnorm.checkpoint import read_tensors, write_atomically
 from unnorm.data import tables
 from unnorm.data.rows import RowSource, chunks, spread
@@ -21,9 +21,8 @@ from unnorm.diagnostics import verdict
 from unnorm.errors import BrokenFile, DataError, NonFiniteObjective, WeightsWarning
 from unnorm.folders import CONFIG, RESULT, claim, read_json, sealed
 from unnorm.metrics import log_probs, nll
-from unnorm.noise import Gaussian
 from unnorm.points import Points, prepare
-from unnorm.settings import NOISES, Job
+from unnorm.settings import Job
 from unnorm.train import CHECKPOINT, check_resumable, fit
 from unnorm.training import Training
 
@@ -38,21 +37,26 @@ def run(
     """Fit, normalise, judge and write the folder `out`; returns what `result.json` holds."""
     fabric = fabric_for(job.device, job.precision)
     points = prepare(job)
-    transform = _standardize(points)
-    config = _config(job, points, transform)
+    standardize = _standardize(points)
+    config = _config(job, points, standardize)
+    dtype = torch.float64 if job.precision == "64" else torch.float32
+    ground = groundwork.load(out) if resume else None
     if resume:
         _same_data(config, out)
-        resume = (out / CHECKPOINT).exists()  # a run killed before its first checkpoint starts anew
-        if resume:
-            settings = job.build_estimator(Gaussian(1)).settings
+        resume = ground is not None and (out / CHECKPOINT).exists()  # a run killed before that starts anew
+        if resume and ground is not None:
+            settings = job.build_estimator(ground.noise, ground.alphas).settings
             check_resumable(read_tensors(out / CHECKPOINT)[1], job.training, settings)
         write_atomically(out / CONFIG, sealed(config))
     else:
         claim(out, force, sealed(config))
-    dtype = torch.float64 if job.precision == "64" else torch.float32
-    train = Transformed(points.train, transform, dtype)
-    noise = Gaussian.fit(train, covariance=NOISES[job.noise]).to(dtype)
-    model, estimator = job.build_model(len(points.columns), noise).to(dtype), job.build_estimator(noise)
+    if ground is None:
+        ground = groundwork.laid(job, points.train, points.validation, standardize, dtype, fabric)
+        groundwork.save(out, ground)
+    transform = ground.transform
+    train, noise = Transformed(points.train, transform, dtype), ground.noise
+    model = job.build_model(len(points.columns), noise, ground.alphas).to(dtype)
+    estimator = job.build_estimator(noise, ground.alphas)
     validation = None
     if points.validation is not None:
         validation = torch.cat(list(chunks(Transformed(points.validation, transform, dtype))))
@@ -86,7 +90,9 @@ def run(
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     density.save(out)
     seconds = history["seconds"][-1] if len(history) else math.nan
-    result = _judge(job, density, points, history.warnings) | {"fit_seconds": seconds, "steps": job.training.steps}
+    result = _judge(job, density, points, history.warnings)
+    result |= {"fit_seconds": seconds, "steps": int(history["step"][-1]) if len(history) else 0}
+    result |= {"chosen": ground.said, "bridges": max(1, len(ground.alphas) - 1), "certified": history.certified}
     for name in ("log_u", "log_z"):
         if history[name]:
             result[f"training_{name}"] = history[name][-1]
@@ -169,7 +175,7 @@ def _config(job: Job, points: Points, transform: Standardize) -> dict[str, Any]:
         "named": points.named,
         "places": list(points.places),
         "width": points.width,
-        "rows": [len(points.train), len(points.test)],
+        "rows": [len(points.train), len(points.test), 0 if points.validation is None else len(points.validation)],
         "loc": transform.loc.tolist(),
         "scale": transform.scale.tolist(),
     }

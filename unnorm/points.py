@@ -59,7 +59,7 @@ def _table_points(job: Job) -> Points:
     tested = min(max(1, round(job.test * len(order))), len(order) - 4)
     validated = 0
     if job.training.iterate == "best":
-        validated = min(max(2, round(0.1 * (len(order) - tested))), MOST_VALIDATION)
+        validated = min(max(2, round(0.2 * (len(order) - tested))), MOST_VALIDATION)
     test, validation, train = (
         Rows(table.values, np.sort(part)) for part in np.split(order, [tested, tested + validated])
     )

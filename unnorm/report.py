@@ -47,7 +47,10 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("training_log_z", "log Z, learned in training"),
     ):
         if result.get(key) is not None:
-            lines.append((name, f"{result[key]:.4f}"))
+            doubt = "" if result.get("certified", True) else "  (not to be trusted)"
+            lines.append((name, f"{result[key]:.4f}{doubt}"))
+    if result.get("bridges", 1) > 1:
+        lines.append(("bridges", f"{result['bridges']}"))
     if result.get("fit_seconds") is not None:
         lines.append(("fit time", f"{result['fit_seconds']:.1f} s, {result['steps']:,} steps"))
     return lines
@@ -78,6 +81,8 @@ def _markdown(out: Path, name: str, settings: Mapping[str, Any], points: Any, re
     return f"""# {name}
 
 **{result["verdict"]}**
+
+{"".join(f"{line} " for line in result.get("chosen", {}).values()).strip()}
 
 {len(points.train):,} training rows, {len(points.test):,} test rows, columns {", ".join(points.columns[:12])}.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from unnorm.estimators import (
     NCE,
     SNL,
     ConditionalNCE,
+    Contrastive,
     ContrastiveDivergence,
     DenoisingScoreMatching,
     Estimator,
@@ -20,12 +22,15 @@ from unnorm.estimators import (
     PersistentCD,
     ScoreMatching,
     SlicedScoreMatching,
+    Telescope,
+    even_alphas,
 )
 from unnorm.estimators.score_matching import PIECEWISE_LINEAR
-from unnorm.models import MLP, Quadratic, Tilted
+from unnorm.models import MLP, Bridged, Quadratic, Tilted
 from unnorm.models.mlp import ACTIVATIONS
 from unnorm.names import choose, unknown
 from unnorm.noise import Gaussian, Noise
+from unnorm.noise.fitting import KINDS
 from unnorm.training import Training
 
 __all__ = ["ESTIMATORS", "LEAST_ROWS", "NOISES", "Job"]
@@ -47,7 +52,7 @@ ESTIMATORS: Mapping[str, tuple[Callable[..., Estimator], bool, tuple[str, ...]]]
 }
 OPTIONS = tuple(dict.fromkeys(name for _, _, names in ESTIMATORS.values() for name in names))
 MODELS = ("tilted", "mlp", "quadratic")
-NOISES = {"gaussian": "full", "gaussian-diagonal": "diagonal", "gaussian-low-rank": "low-rank"}
+NOISES = {"auto": "auto"} | {name: name for name in KINDS}
 LEAST_ROWS = 10
 
 
@@ -65,7 +70,8 @@ class Job:
     model: str = "tilted"
     hidden: tuple[int, ...] = (300, 300, 300)
     activation: str = "silu"
-    noise: str = "gaussian"
+    noise: str = "auto"
+    bridges: str = "auto"
     estimator: str = "meco"
     gamma: float | None = None
     tracker: str | None = None
@@ -121,22 +127,72 @@ class Job:
                 raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
             if self.tracker not in (None, "ema"):
                 raise InvalidValue(f"The schedule 'pl' sets the gamma of the tracker 'ema'. Got '{self.tracker}'.")
+        self._check_bridges()
         # What the parts refuse, they refuse before any data are read.
         self.build_model(2, Gaussian(2)), self.build_estimator(Gaussian(2))
 
-    def build_model(self, width: int, noise: Noise) -> nn.Module:
+    def _check_bridges(self) -> None:
+        if self.bridges not in ("auto", "none") and not (self.bridges.isdigit() and int(self.bridges) >= 1):
+            raise InvalidValue(f"The --bridges are auto, none, or how many. Got {self.bridges}.")
+        if self.bridges in ("auto", "none", "1"):
+            return
+        if not self._may_have_bridges:
+            able = ", ".join(name for name, (make, _, _) in ESTIMATORS.items() if _contrastive(make))
+            raise InvalidValue(
+                f"Bridges belong to --model tilted and the estimators {able}. "
+                f"Got '{self.model}' and '{self.estimator}'."
+            )
+
+    @property
+    def _may_have_bridges(self) -> bool:
+        return self.model == "tilted" and _contrastive(ESTIMATORS[self.estimator][0])
+
+    @property
+    def count_of_bridges(self) -> int | None:
+        """How many there are to be; None where a pilot is to choose."""
+        if self.bridges == "auto":
+            return None if self._may_have_bridges and self.training.schedule != "pl" else 1
+        return 1 if self.bridges == "none" else int(self.bridges)
+
+    def even(self, count: int) -> tuple[float, ...]:
+        return even_alphas(count)
+
+    @property
+    def base(self) -> type[Contrastive]:
+        """What learns each bridge's ratio."""
+        make = ESTIMATORS[self.estimator][0]
+        if not (isinstance(make, type) and issubclass(make, Contrastive)):
+            raise InvalidValue(f"The estimator '{self.estimator}' learns no ratio of data to noise.")
+        return make
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The estimator's own options, as far as they were given."""
+        return {name: value for name in ESTIMATORS[self.estimator][2] if (value := getattr(self, name)) is not None}
+
+    def build_net(self, width: int, outputs: int | None = None) -> MLP:
         generator = torch.Generator().manual_seed(self.training.seed)
+        return MLP(width, self.hidden, self.activation, outputs, generator=generator)
+
+    def build_model(self, width: int, noise: Noise, alphas: tuple[float, ...] = ()) -> nn.Module:
         if self.model == "quadratic":
             return Quadratic(width)
-        net = MLP(width, self.hidden, self.activation, generator=generator)
-        return net if self.model == "mlp" else Tilted(noise, net)
+        if alphas:
+            return Bridged(noise, self.build_net(width, len(alphas) - 1))
+        return self.build_net(width) if self.model == "mlp" else Tilted(noise, self.build_net(width))
 
-    def build_estimator(self, noise: Noise) -> Estimator:
-        make, takes_noise, own = ESTIMATORS[self.estimator]
-        given = {name: value for name in own if (value := getattr(self, name)) is not None}
+    def build_estimator(self, noise: Noise, alphas: tuple[float, ...] = ()) -> Estimator:
+        make, takes_noise, _ = ESTIMATORS[self.estimator]
+        given = self.given
+        if alphas:
+            return Telescope(noise, alphas, self.base, **given)
         if self.estimator == "pcd":  # as many chains as data points, unless told otherwise
             given.setdefault("n_chains", self.training.batch)
         return make(noise, **given) if takes_noise else make(**given)
+
+
+def _contrastive(make: Any) -> bool:
+    return isinstance(make, type) and issubclass(make, Contrastive)
 
 
 def _flag(name: str) -> str:

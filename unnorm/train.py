@@ -59,7 +59,7 @@ def step(
     >>> model, estimator = Quadratic(1), MECO(Gaussian(1))
     >>> optimizer = optim.sgd(model.parameters(), lr=0.1)
     >>> sorted(step(model, estimator, optimizer, torch.ones(4, 1)))
-    ['ess', 'log_u', 'value']
+    ['ess', 'gap', 'log_u', 'value']
     """
     objective = estimator(model, x, generator=generator)
     if not torch.isfinite(objective.surrogate + objective.info["value"]):
@@ -127,7 +127,8 @@ def fit(
         run.save()
     shown = progress if fabric.is_global_zero else False
     with Progress(training.steps, run.t, enabled=shown) as bar, _ctrl_c() as stopped:
-        while run.t < training.steps and not stopped.is_set():
+        run.first_look()
+        while run.t < training.steps and not stopped.is_set() and not run.ended:
             run.advance(bar)
     return run.finish()
 
@@ -176,7 +177,11 @@ class _Run:
         self.validation = None if validation is None else validation.to(device=fabric.device, dtype=self.dtype)
         self.generator = self._generator(generator)
         self.iterates = Iterates(training.iterate, model)
-        self.health = Health(self.data[torch.zeros(1, dtype=torch.int64)].numel(), estimator.draws(training.batch))
+        self.health = Health(
+            self.data[torch.zeros(1, dtype=torch.int64)].numel(),
+            estimator.draws(training.batch),
+            memory=estimator.effective_draws,
+        )
         self.t, self.seconds = 0, 0.0
         self.records: list[dict[str, float]] = []
         if folder is not None:
@@ -233,6 +238,18 @@ class _Run:
                 self._record({"step": t, **numbers, "lr": eta, "seconds": round(self.seconds, 3)})
         if t % self.training.checkpoint_every == 0:
             self.save()
+
+    def first_look(self) -> None:
+        """The model before training is an iterate too: the best one, where there is nothing to learn."""
+        if self.t == 0 and self.validation is not None:
+            self._validate()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the validation data have seen nothing better for as long as patience lasts."""
+        looks = [record["validation"] for record in self.records if "validation" in record]
+        patience = self.training.patience
+        return patience is not None and len(looks) > patience and min(looks) not in looks[-patience:]
 
     @torch.no_grad()
     def _validate(self) -> float:
@@ -303,7 +320,10 @@ class _Run:
         except (RuntimeError, KeyError, IndexError, ValueError) as problem:
             raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
         self.t, self.seconds = note["step"], note["seconds"]
-        self.health = Health(self.health.event, self.health.draws, strict=self.health.strict, told=note["warnings"])
+        before = self.health
+        self.health = Health(
+            before.event, before.draws, memory=before.memory, strict=before.strict, told=note["warnings"]
+        )
         self.records = _read_history(self.folder / HISTORY, self.t)
         if self.fabric.is_global_zero:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
@@ -313,7 +333,7 @@ class _Run:
         """Save, and hand back the chosen iterate; after Ctrl-C, save and say so."""
         if self.t % self.training.checkpoint_every or self.t == 0:
             self.save()
-        if self.t < self.training.steps:
+        if self.t < self.training.steps and not self.ended:
             kept = f"Saved in '{self.folder}'" if self.folder else "Nothing was saved"
             raise Interrupted(f"Stopped after step {self.t} of {self.training.steps}. {kept}.")
         self.estimator.set_gamma(None)

@@ -30,6 +30,7 @@ class Training:
         log_every: steps between two records of the history.
         checkpoint_every: steps between two checkpoints, where there is a folder to write to.
         validate_every: steps between two looks at the validation data, where there are any.
+        patience: looks at the validation data without a new best after which training ends; None for never.
         seed: of batches and noise, where no generator is given.
 
     >>> Training(steps=0)
@@ -48,6 +49,7 @@ class Training:
     log_every: int = 10
     checkpoint_every: int = 500
     validate_every: int = 25
+    patience: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +57,8 @@ class Training:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
+        if self.patience is not None and (not isinstance(self.patience, int) or self.patience < 1):
+            raise InvalidValue(f"The 'patience' of Training must be a positive integer. Got {self.patience}.")
         self.make_optimizer([nn.Parameter(torch.zeros(1))])
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**62:
             raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^62 - 1. Got {self.seed}.")

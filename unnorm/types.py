@@ -96,6 +96,11 @@ class History:
     def __len__(self) -> int:
         return len(self.records)
 
+    @property
+    def certified(self) -> bool:
+        """Whether the tracked or learned log Z is one that the noise draws could certify, as far as anybody saw."""
+        return not any(", certified: " in line for line in self.warnings)
+
 
 def log_density(model: LogDensity, x: Tensor) -> Tensor:
     """Evaluate `model` at `x` and insist on the contract `(n, *event) -> (n,)`.

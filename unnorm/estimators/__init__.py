@@ -1,6 +1,6 @@
 """Estimators: each turns a model and a batch into an Objective."""
 
-from unnorm.estimators.base import Estimator
+from unnorm.estimators.base import Contrastive, Estimator
 from unnorm.estimators.conditional import ConditionalNCE, cnce_loss
 from unnorm.estimators.langevin import ContrastiveDivergence, MCMCLikelihood, PersistentCD, contrast_loss
 from unnorm.estimators.meco import MECO, meco_surrogate
@@ -13,6 +13,7 @@ from unnorm.estimators.score_matching import (
     score_matching_loss,
 )
 from unnorm.estimators.snl import SNL, snl_loss
+from unnorm.estimators.telescope import Telescope, even_alphas, waymarks
 from unnorm.estimators.trackers import EMA, SCENT, TRACKERS, Minibatch, Tracker, UMax
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "SNL",
     "TRACKERS",
     "ConditionalNCE",
+    "Contrastive",
     "ContrastiveDivergence",
     "DenoisingScoreMatching",
     "Estimator",
@@ -32,14 +34,17 @@ __all__ = [
     "PersistentCD",
     "ScoreMatching",
     "SlicedScoreMatching",
+    "Telescope",
     "Tracker",
     "UMax",
     "cnce_loss",
     "contrast_loss",
     "denoising_loss",
     "ence_loss",
+    "even_alphas",
     "meco_surrogate",
     "nce_loss",
     "score_matching_loss",
     "snl_loss",
+    "waymarks",
 ]

@@ -10,7 +10,16 @@ from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
 from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
 
-__all__ = ["Contrast", "Estimator", "LearnedLogZ", "across_processes", "check_at_least", "contrast", "distributed"]
+__all__ = [
+    "Contrast",
+    "Contrastive",
+    "Estimator",
+    "LearnedLogZ",
+    "across_processes",
+    "check_at_least",
+    "contrast",
+    "distributed",
+]
 
 
 class Estimator(nn.Module, ABC):
@@ -47,6 +56,11 @@ class Estimator(nn.Module, ABC):
         return batch
 
     @property
+    def effective_draws(self) -> float:
+        """By what factor its memory multiplies a step's noise draws, in what it knows of log Z."""
+        return 1.0
+
+    @property
     def one_process(self) -> bool:
         """Whether its running state belongs to one process, so that several cannot train together."""
         return False
@@ -58,15 +72,21 @@ class Estimator(nn.Module, ABC):
 
 
 class Contrast(NamedTuple):
-    """log p~ at the data, and log p~ - log q at noise draws."""
+    """log p~ and log q at the data, and log p~ - log q at noise draws; the last axis is the points'."""
 
     log_p_data: Tensor
+    log_q_data: Tensor
     log_w: Tensor
 
     @torch.no_grad()
     def nll(self, log_z: Tensor | None = None) -> Tensor:
         """The data's negative log-likelihood under a claimed log Z, by default the draws' own mean weight."""
         return (log_mean_exp(self.log_w) if log_z is None else log_z) - self.log_p_data.mean(-1)
+
+    @torch.no_grad()
+    def gap(self, nll: Tensor) -> Tensor:
+        """How far that likelihood puts the data from the noise: an estimate of KL(data, noise), from below."""
+        return -nll - self.log_q_data.mean(-1)
 
     @torch.no_grad()
     def ess(self) -> Tensor:
@@ -86,10 +106,34 @@ def contrast(
     z = noise.sample(n_noise, generator=generator)
     if x.shape[1:] != z.shape[1:]:
         raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
+    points = torch.cat([x, z.to(x.dtype)])
     with torch.no_grad():
-        log_q = noise.log_prob(z)
-    log_p_data, log_p_noise = log_density(model, torch.cat([x, z.to(x.dtype)])).split([len(x), len(z)])
-    return Contrast(log_p_data, log_p_noise - log_q)
+        log_q_data, log_q = noise.log_prob(points).split([len(x), len(z)])
+    log_p_data, log_p_noise = log_density(model, points).split([len(x), len(z)])
+    return Contrast(log_p_data, log_q_data, log_p_noise - log_q)
+
+
+class Contrastive(Estimator):
+    """An estimator that knows the model only by its ratios to the noise, at data and at noise draws.
+
+    `compare` is all it does, and does it for any number of independent problems side by side: with `shape` (K,) it
+    takes ratios of shape (K, n) and returns K numbers. A Telescope's bridges are such problems.
+
+    Args:
+        noise: q.
+        shape: of the problems solved side by side; () for one.
+    """
+
+    def __init__(self, noise: Noise, shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.noise, self.shape = noise, shape
+
+    @abstractmethod
+    def compare(self, seen: Contrast) -> Objective:
+        """The objective of ratios (*shape, n): the surrogate and each of `info` have the shape `shape`."""
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        return self.compare(contrast(model, self.noise, x, self.draws(len(x)), generator=generator))
 
 
 def distributed() -> bool:
@@ -119,13 +163,13 @@ class LearnedLogZ(nn.Module):
 
     started: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.value = nn.Parameter(torch.zeros(()))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.value = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("started", torch.zeros(shape, dtype=torch.bool))
 
     def forward(self, log_w: Tensor) -> Tensor:
-        """The parameter; `log_w` are this batch's log-weights, (n,)."""
+        """The parameter; `log_w` are this batch's log-weights, (*shape, n)."""
         if self.training:
             with torch.no_grad():
                 first = across_processes(log_mean_exp(log_w.detach()))

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
-from unnorm.estimators.base import Estimator, across_processes, check_at_least, contrast
+from unnorm.estimators.base import Contrast, Contrastive, across_processes, check_at_least
 from unnorm.estimators.trackers import EMA, TRACKERS, Tracker
 from unnorm.names import choose
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective, log_mean_exp
+from unnorm.types import Objective, log_mean_exp
 
 __all__ = ["MECO", "meco_surrogate"]
 
@@ -35,7 +35,7 @@ def meco_surrogate(log_p_data: Tensor, log_w: Tensor, log_u: Tensor) -> Tensor:
     return weights.mean(-1) - log_p_data.mean(-1)
 
 
-class MECO(Estimator):
+class MECO(Contrastive):
     """Algorithm 1 of the paper, less the optimizer: `unnorm.optim` has the `v` recursion.
 
     Minimises L = -E_data log p~ + log E_q[p~/q], whose inner expectation u is tracked across batches:
@@ -46,12 +46,16 @@ class MECO(Estimator):
         n_noise: noise draws per step; as many as there are data when None.
         gamma: the rate of the moving average, in (0, 1]; the paper's 0.1 when None.
         tracker: "ema" (the paper), "minibatch", "scent", "umax", or a Tracker.
+        centred: subtract the batch's mean of log p~ at the data from log p~ everywhere, before u is tracked. Then u
+            follows the gap between data and noise, and a constant that drifts in log p~ cannot outrun it; the paper's
+            form (False) needs steps so small that log Z moves slowly. `log_u` has the constant added back.
+        shape: of independent problems solved side by side, see `Contrastive`.
 
     In eval mode nothing is tracked: the batch's own mean weight normalises it, so that models can be compared on the
     same draws.
 
-    `info` has `value` (the tracked negative log-likelihood), `log_u`, and `ess`, the effective share of the
-    noise draws, in (0, 1].
+    `info` has `value` (the tracked negative log-likelihood), `log_u`, `gap` (how far this claims the data are from the
+    noise: the mean of log p/q at the data), and `ess`, the effective share of the noise draws, in (0, 1].
 
     >>> from unnorm import Gaussian, Quadratic
     >>> q, model = Gaussian(2), Quadratic(2)
@@ -71,17 +75,19 @@ class MECO(Estimator):
         n_noise: int | None = None,
         gamma: float | None = None,
         tracker: str | Tracker = "ema",
+        centred: bool = False,
+        shape: tuple[int, ...] = (),
     ):
-        super().__init__()
+        super().__init__(noise, shape)
         check_at_least("MECO", "n_noise", n_noise, 1)
-        self.noise, self.n_noise = noise, n_noise
+        self.n_noise, self.centred = n_noise, centred
         self.tracker = choose("tracker", tracker, TRACKERS)() if isinstance(tracker, str) else tracker
         self._now = self.tracker
         if gamma is not None:
             self.set_gamma(gamma)
             self.tracker = self._now
-        self.register_buffer("log_u", torch.zeros(()))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("log_u", torch.zeros(shape))
+        self.register_buffer("started", torch.zeros(shape, dtype=torch.bool))
 
     def set_gamma(self, gamma: float | None) -> None:
         if gamma is None:
@@ -93,13 +99,20 @@ class MECO(Estimator):
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
-        return {**super().settings, "tracker": repr(self.tracker), "n_noise": self.n_noise}
+        return {**super().settings, "tracker": repr(self.tracker), "n_noise": self.n_noise, "centred": self.centred}
 
     def draws(self, batch: int) -> int:
         return self.n_noise or batch
 
-    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
+    @property
+    def effective_draws(self) -> float:
+        return 1 / self._now.gamma if isinstance(self._now, EMA) else 1.0
+
+    def compare(self, seen: Contrast) -> Objective:
+        constant = None
+        if self.centred:
+            constant = (seen.log_p_data - seen.log_q_data).mean(-1, keepdim=True)
+            seen = Contrast(seen.log_p_data - constant, seen.log_q_data, seen.log_w - constant)
         log_mean_w = across_processes(log_mean_exp(seen.log_w.detach()))
         log_u = log_mean_w
         if self.training:
@@ -110,7 +123,10 @@ class MECO(Estimator):
                 usable = torch.isfinite(value)
                 self.log_u.copy_(torch.where(usable, log_u, self.log_u))
                 self.started.logical_or_(usable)
+        surrogate = meco_surrogate(seen.log_p_data, seen.log_w, log_u)
+        if constant is not None:
+            log_u = log_u + constant.detach().squeeze(-1)
         return Objective(
-            meco_surrogate(*seen, log_u),
-            {"value": value, "log_u": log_u.clone(), "ess": seen.ess()},
+            surrogate,
+            {"value": value, "log_u": log_u.clone(), "gap": seen.gap(value), "ess": seen.ess()},
         )

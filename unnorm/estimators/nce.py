@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from unnorm.estimators.base import Contrast, Estimator, LearnedLogZ, check_at_least, contrast
+from unnorm.estimators.base import Contrast, Contrastive, LearnedLogZ, check_at_least
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective
+from unnorm.types import Objective
 
 __all__ = ["ENCE", "NCE", "ence_loss", "nce_loss"]
 
@@ -45,14 +45,14 @@ def ence_loss(g_data: Tensor, g_noise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.exp(log_loss - excess), log_loss.detach()
 
 
-class _Classifier(Estimator):
+class _Classifier(Contrastive):
     """What NCE and eNCE share: the ratios g at data and noise, with a learned log Z."""
 
-    def __init__(self, noise: Noise, nu: float):
-        super().__init__()
+    def __init__(self, noise: Noise, nu: float, shape: tuple[int, ...]):
+        super().__init__(noise, shape)
         check_at_least(type(self).__name__, "nu", nu, 1)
-        self.noise, self.nu = noise, nu
-        self.log_z = LearnedLogZ()
+        self.nu = nu
+        self.log_z = LearnedLogZ(shape)
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -61,19 +61,14 @@ class _Classifier(Estimator):
     def draws(self, batch: int) -> int:
         return round(self.nu * batch)
 
-    def _ratios(
-        self, model: LogDensity, x: Tensor, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor, Contrast]:
-        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
-        with torch.no_grad():
-            log_q = self.noise.log_prob(x)
-        log_z = self.log_z(seen.log_w)
-        return seen.log_p_data - log_q - log_z, seen.log_w - log_z, seen
+    def _ratios(self, seen: Contrast) -> tuple[Tensor, Tensor]:
+        log_z = self.log_z(seen.log_w).unsqueeze(-1)
+        return seen.log_p_data - seen.log_q_data - log_z, seen.log_w - log_z
 
     def _info(self, seen: Contrast, loss: Tensor) -> dict[str, Tensor]:
         log_z = self.log_z.value.detach().clone()
         value = seen.nll(log_z if self.training else None)
-        return {"value": value, "log_z": log_z, "ess": seen.ess(), "loss": loss.detach()}
+        return {"value": value, "log_z": log_z, "gap": seen.gap(value), "ess": seen.ess(), "loss": loss.detach()}
 
 
 class NCE(_Classifier):
@@ -85,22 +80,23 @@ class NCE(_Classifier):
     Args:
         noise: q.
         nu: noise draws per data point, at least 1.
+        shape: of independent problems solved side by side, see `Contrastive`.
 
     `info` has `value` (the negative log-likelihood under the learned log Z; in eval mode under the draws' own mean
-    weight), `log_z`, `ess`, and `loss`, the number that is minimised.
+    weight), `log_z`, `gap`, `ess`, and `loss`, the number that is minimised.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> estimator = NCE(Gaussian(2), nu=2)
     >>> objective = estimator(Quadratic(2), torch.zeros(8, 2), generator=torch.Generator().manual_seed(0))
     >>> sorted(objective.info), [name for name, _ in estimator.named_parameters()]
-    (['ess', 'log_z', 'loss', 'value'], ['log_z.value'])
+    (['ess', 'gap', 'log_z', 'loss', 'value'], ['log_z.value'])
     """
 
-    def __init__(self, noise: Noise, *, nu: float = 1.0):
-        super().__init__(noise, nu)
+    def __init__(self, noise: Noise, *, nu: float = 1.0, shape: tuple[int, ...] = ()):
+        super().__init__(noise, nu, shape)
 
-    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        g_data, g_noise, seen = self._ratios(model, x, generator)
+    def compare(self, seen: Contrast) -> Objective:
+        g_data, g_noise = self._ratios(seen)
         loss = nce_loss(g_data, g_noise, self.nu)
         return Objective(loss, self._info(seen, loss))
 
@@ -114,6 +110,7 @@ class ENCE(_Classifier):
     Args:
         noise: q.
         nu: noise draws per data point, at least 1.
+        shape: of independent problems solved side by side, see `Contrastive`.
 
     `info` as NCE's, with `loss` the logarithm of the loss.
 
@@ -121,13 +118,13 @@ class ENCE(_Classifier):
     >>> estimator = ENCE(Gaussian(2))
     >>> objective = estimator(Quadratic(2), torch.zeros(8, 2), generator=torch.Generator().manual_seed(0))
     >>> sorted(objective.info)
-    ['ess', 'log_z', 'loss', 'value']
+    ['ess', 'gap', 'log_z', 'loss', 'value']
     """
 
-    def __init__(self, noise: Noise, *, nu: float = 1.0):
-        super().__init__(noise, nu)
+    def __init__(self, noise: Noise, *, nu: float = 1.0, shape: tuple[int, ...] = ()):
+        super().__init__(noise, nu, shape)
 
-    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        g_data, g_noise, seen = self._ratios(model, x, generator)
+    def compare(self, seen: Contrast) -> Objective:
+        g_data, g_noise = self._ratios(seen)
         surrogate, log_loss = ence_loss(g_data, g_noise)
         return Objective(surrogate, self._info(seen, log_loss))

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from unnorm.estimators.base import Estimator, LearnedLogZ, check_at_least, contrast
+from unnorm.estimators.base import Contrast, Contrastive, LearnedLogZ, check_at_least
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective
+from unnorm.types import Objective
 
 __all__ = ["SNL", "snl_loss"]
 
@@ -21,7 +21,7 @@ def snl_loss(log_p_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
     return b + torch.exp(log_w - b.unsqueeze(-1)).mean(-1) - 1 - log_p_data.mean(-1)
 
 
-class SNL(Estimator):
+class SNL(Contrastive):
     """Self-normalised likelihood (Senetaire et al. 2025): a lower bound of the likelihood, tight at b = log Z.
 
     Uses log Z <= b + Z exp(-b) - 1. Where MECO tracks log Z by a moving average, here b is a Parameter that gradient
@@ -31,9 +31,10 @@ class SNL(Estimator):
     Args:
         noise: q.
         n_noise: noise draws per step; as many as there are data when None.
+        shape: of independent problems solved side by side, see `Contrastive`.
 
     `info` has `value` (the negative log-likelihood under b; in eval mode under the draws' own mean weight), `log_z`
-    (that is b), `ess`, and `loss`.
+    (that is b), `gap`, `ess`, and `loss`.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> estimator = SNL(Gaussian(2))
@@ -42,11 +43,11 @@ class SNL(Estimator):
     1.8379
     """
 
-    def __init__(self, noise: Noise, *, n_noise: int | None = None):
-        super().__init__()
+    def __init__(self, noise: Noise, *, n_noise: int | None = None, shape: tuple[int, ...] = ()):
+        super().__init__(noise, shape)
         check_at_least("SNL", "n_noise", n_noise, 1)
-        self.noise, self.n_noise = noise, n_noise
-        self.log_z = LearnedLogZ()
+        self.n_noise = n_noise
+        self.log_z = LearnedLogZ(shape)
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -55,9 +56,9 @@ class SNL(Estimator):
     def draws(self, batch: int) -> int:
         return self.n_noise or batch
 
-    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        seen = contrast(model, self.noise, x, self.draws(len(x)), generator=generator)
-        loss = snl_loss(*seen, self.log_z(seen.log_w))
+    def compare(self, seen: Contrast) -> Objective:
+        loss = snl_loss(seen.log_p_data, seen.log_w, self.log_z(seen.log_w))
         b = self.log_z.value.detach().clone()
         value = seen.nll(b if self.training else None)
-        return Objective(loss, {"value": value, "log_z": b, "ess": seen.ess(), "loss": loss.detach()})
+        info = {"value": value, "log_z": b, "gap": seen.gap(value), "ess": seen.ess(), "loss": loss.detach()}
+        return Objective(loss, info)

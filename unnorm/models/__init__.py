@@ -2,6 +2,7 @@
 
 from unnorm.models.mlp import MLP
 from unnorm.models.quadratic import Quadratic
-from unnorm.models.tilted import Tilted
+from unnorm.models.resnet import ResNet, Seen
+from unnorm.models.tilted import Bridged, Tilted
 
-__all__ = ["MLP", "Quadratic", "Tilted"]
+__all__ = ["MLP", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted"]

@@ -34,6 +34,7 @@ class MLP(nn.Module):
         event: the shape of one example; it is flattened.
         hidden: the width of each hidden layer.
         activation: silu (smooth), relu, leaky-relu, elu, gelu, softplus or tanh.
+        outputs: numbers for each example, (n, outputs), as `Bridged` wants them; one, (n,), when None.
         generator: draws the initial weights.
 
     >>> model = MLP(2, hidden=(16, 16), generator=torch.Generator().manual_seed(0))
@@ -46,20 +47,24 @@ class MLP(nn.Module):
         event: int | tuple[int, ...],
         hidden: Sequence[int] = (300, 300, 300),
         activation: str = "silu",
+        outputs: int | None = None,
         *,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
         self.event, self.hidden, self.activation = event_shape(event), tuple(hidden), activation
+        self.outputs = outputs
         kind = choose("activation", activation, ACTIVATIONS)
         if not all(isinstance(width, int) and width > 0 for width in self.hidden):
             raise InvalidValue(f"The 'hidden' widths of MLP must be positive integers. Got {self.hidden}.")
+        if outputs is not None and (not isinstance(outputs, int) or outputs < 1):
+            raise InvalidValue(f"The 'outputs' of MLP must be a positive integer. Got {outputs}.")
         layers: list[nn.Module] = []
         width = math.prod(self.event)
         for size in self.hidden:
             layers += [nn.Linear(width, size), kind()]
             width = size
-        last = nn.Linear(width, 1)
+        last = nn.Linear(width, outputs or 1)
         self.layers = nn.Sequential(*layers, last)
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
@@ -70,7 +75,9 @@ class MLP(nn.Module):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        return {"event": list(self.event), "hidden": list(self.hidden), "activation": self.activation}
+        settings = {"event": list(self.event), "hidden": list(self.hidden), "activation": self.activation}
+        return settings if self.outputs is None else settings | {"outputs": self.outputs}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.flatten(1)).squeeze(-1)
+        value = self.layers(x.flatten(1))
+        return value.squeeze(-1) if self.outputs is None else value

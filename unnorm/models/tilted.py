@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
 from unnorm.types import LogDensity, log_density
 
-__all__ = ["Tilted", "log_weight", "tilt_of"]
+__all__ = ["Bridged", "Tilted", "log_weight", "tilt_of"]
 
 
 class Tilted(nn.Module):
@@ -34,17 +35,55 @@ class Tilted(nn.Module):
         super().__init__()
         self.noise, self.net = noise, net
 
+    def tilt(self, x: Tensor) -> Tensor:
+        """f(x), the log of p~/q."""
+        return self.net(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.noise.log_prob(x) + self.net(x)
+        return self.noise.log_prob(x) + self.tilt(x)
 
     @property
     def config(self) -> Mapping[str, Any]:
         return {"noise": self.noise, "net": self.net}
 
 
-def tilt_of(model: LogDensity, noise: Noise) -> nn.Module | None:
-    """The network f of a model that is this very noise, tilted: log p~ - log q without cancellation; else None."""
-    return model.net if isinstance(model, Tilted) and model.noise is noise else None
+class Bridged(Tilted):
+    """log p~(x) = log q(x) + f_1(x) + ... + f_K(x): one head for each bridge of a `Telescope`, on a shared trunk.
+
+    Head k learns how much likelier a point is at one waymark than at the next. In all other respects this is a model
+    like any other; one pass of the network gives all heads.
+
+    Args:
+        noise: q, kept fixed.
+        net: any module mapping (n, *event) to (n, K), such as MLP(..., outputs=K).
+
+    >>> import torch
+    >>> from unnorm import MLP, Gaussian
+    >>> q = Gaussian(2)
+    >>> model = Bridged(q, MLP(2, hidden=(8,), outputs=5))
+    >>> x = q.sample(3)
+    >>> model(x).shape, model(x, heads=True).shape
+    (torch.Size([3]), torch.Size([3, 5]))
+    """
+
+    def tilt(self, x: Tensor) -> Tensor:
+        return self.forward(x, heads=True).sum(-1)
+
+    def forward(self, x: Tensor, heads: bool = False) -> Tensor:
+        """log p~, or with `heads` what each head adds to it, (n, K)."""
+        if not heads:
+            return super().forward(x)
+        each = self.net(x)
+        if each.ndim != 2:  # the sum over the heads would be one over the batch
+            raise InvalidValue(
+                f"The network of Bridged must map (n, *event) to (n, K). Got {tuple(x.shape)} -> {tuple(each.shape)}."
+            )
+        return each
+
+
+def tilt_of(model: LogDensity, noise: Noise) -> LogDensity | None:
+    """log p~ - log q of a model that is this very noise, tilted: known without cancellation; else None."""
+    return model.tilt if isinstance(model, Tilted) and model.noise is noise else None
 
 
 def log_weight(model: LogDensity, noise: Noise, x: Tensor) -> Tensor:
@@ -55,5 +94,5 @@ def log_weight(model: LogDensity, noise: Noise, x: Tensor) -> Tensor:
     >>> log_weight(Quadratic(2), Gaussian(2), torch.zeros(1, 2))
     tensor([1.8379], ...)
     """
-    net = tilt_of(model, noise)
-    return log_density(model, x) - noise.log_prob(x) if net is None else log_density(net, x)
+    tilt = tilt_of(model, noise)
+    return log_density(model, x) - noise.log_prob(x) if tilt is None else log_density(tilt, x)

@@ -30,7 +30,7 @@ PLANE = 2  # dimensions up to which a grid costs less than many draws
 PLANE_DRAWS = 2000
 GRID_SHARE = 0.25  # of the wanted error: two resolutions may agree by chance
 DENSER = 0.5  # nats by which data may exceed the densest cell
-MOST_STUCK = 0.02
+MOST_STUCK, MOST_STUCK_ALONE = 0.02, 0.005  # with data, which show what was missed, and without
 LEAST_MISSED = 3
 TOLERATED = 0.5  # mass that is missed, as a share of the error
 HEAVY = 0.3  # Pareto k from which the error is taken as larger, up to twice at 0.7
@@ -291,7 +291,8 @@ def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluatio
         return Climb(tuple(rungs), problem.wanted, (rungs[-1].why, f"annealed chains have no path ({refusal})"))
     schedule = _affordable(schedule, evaluations // 2)
     forward = _forward(problem, schedule, evaluations // 2)
-    narrow = _narrow(stuck(forward, problem.model, problem.noise, generator=problem.generator))
+    still = stuck(forward, problem.model, problem.noise, generator=problem.generator)
+    narrow = _narrow(still, MOST_STUCK_ALONE if problem.data is None else MOST_STUCK)
     standing = [problem.tails, problem.support, narrow, _conflict(forward.log_z, rungs)]
     standing.append(_overlooked(problem, forward, weights))
     against = [found for found in standing if found is not None]
@@ -344,9 +345,9 @@ def _overlooked(problem: _Problem, forward: Annealing, weights: Weights) -> str 
     return f"draws of the noise hold {min(share, 1.0):.1%} of the mass where no chain ended: {MISSES}"
 
 
-def _narrow(share: float) -> str | None:
+def _narrow(share: float, most: float) -> str | None:
     """Whether chains stand still in more than a trifle of the mass."""
-    if share < MOST_STUCK:
+    if share < most:
         return None
     return f"in {share:.1%} of the mass the chains all but stand still: places as narrow may be missed"
 

@@ -1,0 +1,240 @@
+"""The residual network against one written out with plain convolutions, and networks seen through a transform."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.nn.functional import conv2d, linear, silu
+
+from unnorm import Density, Training, fit
+from unnorm.architecture import build, describe, is_custom
+from unnorm.data import Standardize
+from unnorm.errors import InvalidValue
+from unnorm.estimators import MECO, ScoreMatching, Telescope
+from unnorm.models import MLP, Bridged, ResNet, Seen, Tilted
+from unnorm.noise import Gaussian
+from unnorm.samplers.base import log_density_and_score
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(n, event, seed=0):
+    return torch.randn(n, *event, generator=seeded(seed), dtype=torch.float64)
+
+
+def stirred(net, seed=1):
+    """Every parameter away from where it began: no zeros, no identities."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(seed), dtype=torch.float64).to(parameter)
+    return net
+
+
+def written_out(net, x, blocks):
+    """The same network from its numbers alone, in the order in which they are registered."""
+    numbers = iter(net.parameters())
+
+    def convolved(x, stride=1):
+        return conv2d(x, next(numbers), next(numbers), stride=stride, padding=1)
+
+    x = convolved(x)
+    for stage, _ in enumerate(net.widths):
+        if stage:
+            x = convolved(x, 2)
+        for _ in range(blocks):
+            x = x + convolved(silu(convolved(silu(x))))
+    x = silu(linear(silu(x).flatten(1), next(numbers), next(numbers)))
+    x = linear(x, next(numbers), next(numbers))
+    assert next(numbers, None) is None
+    return x
+
+
+SHAPES = {
+    "even": ((1, 8, 8), (4, 6), 1),
+    "odd": ((3, 7, 5), (4, 6, 5), 2),
+    "one pixel": ((2, 1, 1), (3, 4), 1),
+    "a row": ((1, 1, 9), (3, 4, 5, 6), 1),
+    "one stage": ((1, 5, 5), (4,), 2),
+}
+every_shape = pytest.mark.parametrize(("event", "widths", "blocks"), SHAPES.values(), ids=SHAPES)
+
+
+class TestResNet:
+    @every_shape
+    @pytest.mark.parametrize("outputs", [None, 1, 3])
+    def test_is_the_one_written_out(self, event, widths, blocks, outputs):
+        net = stirred(ResNet(event, widths, blocks, features=7, outputs=outputs, generator=seeded()).double())
+        x = images(5, event)
+        expected = written_out(net, x, blocks)
+        assert net(x).shape == ((5,) if outputs is None else (5, outputs))
+        torch.testing.assert_close(net(x), expected[:, 0] if outputs is None else expected, rtol=1e-12, atol=1e-12)
+
+    def test_blocks_begin_as_the_identity(self):
+        """Three times the blocks, the same function, where the rest has the same numbers."""
+        deep = ResNet((1, 6, 6), (4, 8), blocks=3, features=5, generator=seeded())
+        shallow = ResNet((1, 6, 6), (4, 8), blocks=1, features=5, generator=seeded(1))
+        same = [(shallow.stages[0], deep.stages[0]), (shallow.stages[2], deep.stages[4])]
+        for ours, theirs in [*same, (shallow.gather, deep.gather), (shallow.last, deep.last)]:
+            ours.load_state_dict(theirs.state_dict())
+        x = images(4, (1, 6, 6)).float()
+        assert torch.equal(deep(x), shallow(x))
+        assert deep(x).std() > 0
+        stirred(deep.stages[1])
+        assert not torch.equal(deep(x), shallow(x))
+
+    def test_gradient_reaches_every_parameter_but_the_masked_ones(self):
+        """At the start a block's first convolution has a zero behind it; after one step it has not."""
+        net = ResNet((1, 6, 6), (4, 8), blocks=2, features=5, generator=seeded()).double()
+        x = images(4, (1, 6, 6))
+        without = []
+        for _ in range(2):
+            net.zero_grad()
+            net(x).square().sum().backward()
+            without.append({name for name, p in net.named_parameters() if not p.grad.abs().sum() > 0})
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.01 * parameter.grad
+        masked = {name for name, _ in net.named_parameters() if ".first." in name}
+        assert without == [masked, set()]
+
+    @every_shape
+    def test_same_generator_same_weights(self, event, widths, blocks):
+        nets = [ResNet(event, widths, blocks, features=6, generator=seeded(seed)) for seed in (0, 0, 1)]
+        states = [net.state_dict() for net in nets]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+        assert not torch.equal(states[0]["gather.weight"], states[2]["gather.weight"])
+
+    @every_shape
+    @pytest.mark.parametrize("outputs", [None, 2])
+    def test_is_built_anew_from_its_description(self, event, widths, blocks, outputs):
+        net = ResNet(event, widths, blocks, features=6, outputs=outputs)
+        described = json.loads(json.dumps(describe(net)))
+        assert is_custom(described) is None
+        again = build(described).to_empty(device="cpu")
+        again.load_state_dict(net.state_dict())
+        x = images(3, event).float()
+        assert torch.equal(again(x), net(x))
+        assert describe(again) == describe(net)
+
+    def test_score_is_the_slope(self):
+        """Against central differences along random directions, where activations bend too."""
+        net = stirred(ResNet((2, 5, 4), (4, 6), 1, features=8, generator=seeded()).double())
+        x, along = images(6, (2, 5, 4)), images(6, (2, 5, 4), seed=1)
+        _, score = log_density_and_score(net, x)
+        with torch.no_grad():
+            slope = (net(x + 1e-5 * along) - net(x - 1e-5 * along)) / 2e-5
+        torch.testing.assert_close((score * along).flatten(1).sum(1), slope, rtol=1e-7, atol=1e-8)
+        assert score.abs().min() > 0
+
+    def test_is_differentiable_twice(self):
+        net = stirred(ResNet((1, 3, 3), (3,), 1, features=4, generator=seeded()).double())
+        ScoreMatching()(net, images(4, (1, 3, 3))).surrogate.backward()
+        *rest, last = [p.grad for p in net.parameters()]
+        assert all(grad.abs().sum() > 0 for grad in rest)
+        assert last is None or last.abs().sum() == 0  # the score knows no constant
+
+    def test_starts_near_a_constant(self):
+        """Weights p~/q of a new tilted model are harmless: the output's spread is of order a tenth of He's."""
+        net = ResNet((1, 12, 12), (8, 16), 2, features=64, outputs=50, generator=seeded())
+        values = net(images(200, (1, 12, 12)).float())
+        assert values.isfinite().all()
+        assert 0.01 < values.std(0).mean() < 1
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"event": 784}, r"must be \(channels, height, width\). Got \(784,\)"),
+            ({"event": (28, 28)}, r"must be \(channels, height, width\). Got \(28, 28\)"),
+            ({"event": (1, 0, 4)}, "shape of positive sizes"),
+            ({"widths": ()}, r"needs widths and blocks. Got widths \(\)"),
+            ({"widths": (4, 0)}, r"needs widths and blocks. Got widths \(4, 0\)"),
+            ({"blocks": 0}, "needs widths and blocks. Got .* blocks 0"),
+            ({"outputs": 0}, "'outputs' of ResNet must be positive. Got 512, 0"),
+            ({"features": 0}, "'features' and 'outputs' of ResNet must be positive. Got 0, None"),
+        ],
+    )
+    def test_wrong_use(self, options, message):
+        with pytest.raises(InvalidValue, match=message):
+            ResNet(**{"event": (1, 4, 4), "widths": (2,), **options})
+
+    def test_learns_images_by_bridges(self):
+        """Stripes of four pixels, of either sign, against their own diagonal Gaussian: most of the KL is claimed."""
+        generator, n, event = seeded(2), 4000, (1, 2, 2)
+        stripes = torch.tensor([2.0, -2.0]).repeat(2).view(event)
+        signs = torch.randint(2, (n, 1, 1, 1), generator=generator) * 2 - 1
+        x = signs * stripes + 0.5 * torch.randn(n, *event, generator=generator)
+        q = Gaussian.fit(x, "diagonal")
+        model = Bridged(q, ResNet(event, (8,), 1, features=32, outputs=3, generator=seeded()))
+        history = fit(model, Telescope(q, 3), x, Training(steps=150, batch=200, lr=3e-3), progress=False)
+        entropy = math.log(2) + 2 * math.log(2 * math.pi * math.e * 0.25)  # of two Gaussians well apart
+        apart = -q.log_prob(x).mean().item() - entropy
+        gained = -q.log_prob(x).mean().item() - sum(history["value"][-5:]) / 5
+        assert 2.5 < apart < 6
+        assert 0.6 * apart < gained < 1.2 * apart
+
+
+class TestSeen:
+    event = (1, 4, 3)
+
+    @pytest.fixture
+    def transform(self):
+        return Standardize.fit(3 + 5 * images(50, self.event, seed=4))
+
+    @pytest.mark.parametrize("outputs", [None, 2])
+    def test_is_the_network_at_the_inverse(self, transform, outputs):
+        net = stirred(ResNet(self.event, (3,), 1, features=6, outputs=outputs, generator=seeded()).double())
+        x = 3 + 5 * images(6, self.event)
+        z = (x - transform.loc) / transform.scale
+        torch.testing.assert_close(Seen(transform, net)(z), net(x), rtol=1e-10, atol=1e-10)
+
+    def test_score_has_the_chain_rule_s_factor(self, transform):
+        net = stirred(ResNet(self.event, (3,), 1, features=6, generator=seeded()).double())
+        x = 3 + 5 * images(6, self.event)
+        _, seen = log_density_and_score(Seen(transform, net), transform(x)[0])
+        _, plain = log_density_and_score(net, x)
+        torch.testing.assert_close(seen, plain * transform.scale, rtol=1e-9, atol=1e-9)
+
+    def test_trains_the_network_alone(self, transform):
+        net = ResNet(self.event, (3,), 1, features=6, outputs=2, generator=seeded())
+        q = Gaussian(self.event)
+        model = Bridged(q, Seen(transform, net))
+        before = [buffer.clone() for buffer in transform.buffers()]
+        assert {id(p) for p in model.parameters()} == {id(p) for p in net.parameters()}
+        x = images(30, self.event).float()
+        fit(model, Telescope(q, 2), x, Training(steps=2, batch=10), progress=False)
+        assert all(torch.equal(old, new) for old, new in zip(before, transform.buffers(), strict=True))
+
+    def test_survives_a_file(self, transform, tmp_path):
+        q = Gaussian(self.event, "diagonal")
+        model = Tilted(q, Seen(transform, ResNet(self.event, (3,), 1, features=6, generator=seeded())))
+        density = Density.normalise(model, q, transform, n=2000, generator=seeded())
+        density.save(tmp_path)
+        again = Density.load(tmp_path)
+        x = (3 + 5 * images(6, self.event)).float()
+        assert torch.equal(again.log_prob(x), density.log_prob(x))
+        z, log_det = transform(x)
+        expected = q.log_prob(z) + model.net.net(x) + log_det - density.log_z.value
+        torch.testing.assert_close(again.log_prob(x), expected, rtol=1e-4, atol=1e-4)
+
+    def test_is_built_anew_from_its_description(self, transform):
+        model = Seen(transform, MLP(self.event, hidden=(4,), outputs=3))
+        again = build(json.loads(json.dumps(describe(model)))).to_empty(device="cpu")
+        again.load_state_dict(model.state_dict())
+        z = images(3, self.event).float()
+        assert torch.equal(again(z), model(z))
+
+    def test_meco_sees_through_it(self, transform):
+        """Trained in z or in x, the same likelihood up to the Jacobian: q_x(x) = q(T(x)) |det T'|."""
+        net = stirred(ResNet(self.event, (3,), 1, features=6, generator=seeded()).double())
+        q, x = Gaussian(self.event).double(), 3 + 5 * images(8, self.event)
+        z, log_det = transform(x)
+        in_z = MECO(q).double()(Seen(transform, net), z, generator=seeded(3)).info
+        moved = Gaussian(self.event, "diagonal").double()
+        moved.loc.copy_(transform.loc.flatten())
+        moved.scale.copy_(transform.scale.flatten())
+        in_x = MECO(moved).double()(net, x, generator=seeded(3)).info
+        torch.testing.assert_close(in_z["value"], in_x["value"] + log_det[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(in_z["gap"], in_x["gap"], rtol=1e-9, atol=1e-9)

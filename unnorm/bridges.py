@@ -1,0 +1,139 @@
+"""How many bridges, and where: a pilot measures how far apart waymarks are, and places them evenly."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from unnorm.data.rows import RowSource, spread
+from unnorm.errors import HealthWarning, InvalidValue
+from unnorm.estimators.base import Contrastive
+from unnorm.estimators.meco import MECO
+from unnorm.estimators.telescope import Telescope, even_alphas
+from unnorm.models.tilted import Bridged
+from unnorm.noise.base import Noise
+from unnorm.train import fit
+from unnorm.training import Training
+
+__all__ = ["Spacing", "pilot", "respaced"]
+
+FIRST, MOST = 6, 48  # bridges of the first round; and at most
+WANTED = 0.5  # nats between neighbours, as a short training sees them; they grow to 1 or 2 when it is long
+ROUNDS = 3
+HELD_OUT = 2000
+APART = 7_919_003  # from the seed: data that were drawn with the same one would be paired with themselves
+SATURATED = 0.5  # of log n: gaps beyond are larger than what is seen
+
+
+class Spacing(NamedTuple):
+    """Where the waymarks are, and how far the pilot saw neighbours apart.
+
+    Attributes:
+        alphas: shares of noise, from 0 to 1.
+        gaps: the pilot's KL of each waymark against the next, in nats, for its own last spacing.
+        measured: that spacing.
+
+    >>> Spacing((0.0, 0.6, 1.0), (0.9, 1.1), (0.0, 0.6, 1.0)).line()
+    '2 bridges; the pilot saw 0.9 to 1.1 nats between neighbours of its 2'
+    """
+
+    alphas: tuple[float, ...]
+    gaps: tuple[float, ...]
+    measured: tuple[float, ...]
+
+    @property
+    def bridges(self) -> int:
+        return len(self.alphas) - 1
+
+    def line(self) -> str:
+        """For a person."""
+        low, high = min(self.gaps), max(self.gaps)
+        many = f"{self.bridges} bridge{'s' if self.bridges > 1 else ''}"
+        return f"{many}; the pilot saw {low:.1f} to {high:.1f} nats between neighbours of its {len(self.gaps)}"
+
+
+def respaced(alphas: Sequence[float], gaps: Sequence[float], wanted: float = WANTED) -> tuple[float, ...]:
+    """As many waymarks as bring neighbours `wanted` nats apart, evenly by the length sqrt(2 KL).
+
+    For small steps the KL grows with the square of the step, so sqrt(2 KL) adds up along the way.
+
+    >>> respaced((0.0, 1.0), (4.0,), wanted=1.0)                    # twice as near is a quarter of the KL
+    (0.0, 0.70710678118654..., 1.0)
+    >>> respaced((0.0, 0.5, 1.0), (0.1, 0.1))
+    (0.0, 1.0)
+    """
+    lengths = [math.sqrt(2 * max(gap, 0.0)) for gap in gaps]
+    total = sum(lengths)
+    n = max(1, min(MOST, math.ceil(total / math.sqrt(2 * wanted) - 1e-9)))
+    ends = [0.0, *accumulate(lengths)]
+    angles = [math.asin(alpha) for alpha in alphas]
+    places: list[float] = np.interp(np.linspace(0, total, n + 1)[1:-1], ends, angles).tolist() if total > 0 else []
+    return (0.0, *(math.sin(angle) for angle in places), 1.0)
+
+
+def pilot(
+    make_net: Callable[[int], nn.Module],
+    noise: Noise,
+    data: RowSource,
+    *,
+    base: type[Contrastive] = MECO,
+    wanted: float = WANTED,
+    steps: int = 200,
+    batch: int = 256,
+    lr: float = 1e-3,
+    held_out: Tensor | None = None,
+    fabric: Fabric | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Spacing:
+    """Train bridges for a moment, measure the gaps on held-out rows, respace; at most three times.
+
+    A short training sees less than there is, so a gap it calls 1 nat is 1 to 2 when training ends.
+
+    Args:
+        make_net: K -> a network mapping (n, *event) to (n, K), such as lambda k: MLP(3, outputs=k).
+        noise: q.
+        data: rows to train on, in the noise's units.
+        base, options: what learns each ratio, as for `Telescope`.
+        wanted: nats between neighbours.
+        steps, batch, lr: of each round's training.
+        held_out: rows that were not trained on; some of the data when None.
+        fabric: device and precision; the CPU when None.
+        seed: of everything random.
+
+    >>> from unnorm import MLP, Gaussian
+    >>> x = 4 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
+    >>> found = pilot(lambda k: MLP(1, hidden=(64,), outputs=k), Gaussian(1), x, steps=200)
+    >>> 4 <= found.bridges <= 5                          # a shift of 4 in steps of one: half a nat each
+    True
+    """
+    if steps < 1 or not wanted > 0:
+        raise InvalidValue(f"A pilot needs steps and a wanted gap above 0. Got steps {steps}, wanted {wanted}.")
+    if held_out is None:
+        held_out = data[spread(len(data), HELD_OUT)]
+    device = fabric.device if fabric is not None else torch.device("cpu")
+    alphas = even_alphas(FIRST)
+    for _ in range(ROUNDS):
+        estimator = Telescope(noise, alphas, base, **options)
+        model = Bridged(noise, make_net(len(alphas) - 1)).to(device)
+        training = Training(steps=steps, batch=batch, lr=lr, schedule="cosine", seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
+            fit(model, estimator, data, training, fabric=fabric, progress=False)
+        own = torch.Generator(device).manual_seed(seed + APART)
+        dtype = next(model.parameters()).dtype
+        with torch.no_grad():
+            rows = held_out[:HELD_OUT].to(device=device, dtype=dtype)
+            gaps = estimator.gaps(model, rows, generator=own).tolist()
+        found = Spacing(respaced(alphas, gaps, wanted), tuple(gaps), tuple(alphas))
+        seen_all = max(gaps) < SATURATED * math.log(batch)
+        if found.bridges == 1 or (seen_all and found.bridges <= 1.5 * len(gaps)):
+            return found
+        alphas = found.alphas
+    return found

@@ -1,0 +1,175 @@
+"""Bridges: a ratio too large to learn at once, learned as a product of small ones between waymarks."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+from unnorm.estimators.base import Contrast, Contrastive, Estimator
+from unnorm.estimators.meco import MECO
+from unnorm.noise.base import Noise, own_generator
+from unnorm.noise.gaussian import Gaussian
+from unnorm.types import LogDensity, Objective
+
+__all__ = ["Telescope", "even_alphas", "waymarks"]
+
+CENTRE_DRAWS = 4096  # of a noise whose mean is not known; any point near it would do
+
+
+def even_alphas(bridges: int) -> tuple[float, ...]:
+    """Shares of noise from none to all, at even angles: alpha = sin(angle), and the data's share is its cosine.
+
+    >>> even_alphas(2)
+    (0.0, 0.7071067811865475, 1.0)
+    """
+    if not isinstance(bridges, int) or bridges < 1:
+        raise InvalidValue(f"The number of bridges must be a positive integer. Got {bridges}.")
+    return (0.0, *(math.sin(math.pi / 2 * k / bridges) for k in range(1, bridges)), 1.0)
+
+
+def waymarks(x: Tensor, z: Tensor, alphas: Tensor, centre: Tensor) -> Tensor:
+    """sqrt(1 - alpha^2) x + alpha z around `centre`, for each alpha: (K + 1, n, *event), from data to noise.
+
+    Every waymark is made of the same pairs (x, z): what the pairs have by chance moves neighbours together, and
+    cancels in their ratio.
+
+    >>> waymarks(torch.ones(1, 1), torch.zeros(1, 1), torch.tensor([0.0, 0.6, 1.0]), torch.zeros(1)).flatten()
+    tensor([1.0000, 0.8000, 0.0000])
+    """
+    alpha = alphas.view(-1, *[1] * x.ndim)
+    kept = (1 - alpha.square()).sqrt()
+    return kept * x + alpha * z + (1 - kept - alpha) * centre  # at the ends x and z to the last bit
+
+
+class Telescope(Estimator):
+    """Bridges from the noise to the data (telescoping ratio estimation, Rhodes, Xu, Gutmann 2020).
+
+    Between data (alpha = 0) and noise (alpha = 1) lie the waymarks z_k = sqrt(1 - alpha_k^2) x + alpha_k z. Head k of a
+    `Bridged` model learns log p_k / p_{k+1} of the neighbours by the base estimator, each a small step that draws of
+    its own can certify, and log p~ = log q + sum of the heads. One forward pass over all waymarks of a batch.
+
+    Waymarks are straight in the units of the noise: where it has coordinates of its own (`Noise.coordinates`), train
+    there, and let `Density` carry the transform.
+
+    Args:
+        noise: q.
+        bridges: how many, or the alphas from 0 to 1 (see `unnorm.bridges.pilot`, which chooses them).
+        base: MECO (the default), NCE (as published), ENCE or SNL: what learns each ratio.
+        options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
+
+    `info` has `value` (the negative log-likelihood that the tracked or learned log Z of all bridges claim together),
+    `gap` (the largest KL between neighbours), `ess` (the worst bridge's), and sums over the bridges of what else the
+    base reports.
+
+    >>> from unnorm import MLP, Bridged, Gaussian
+    >>> q = Gaussian(2)
+    >>> model, estimator = Bridged(q, MLP(2, hidden=(8,), outputs=4)), Telescope(q, 4)
+    >>> objective = estimator(model, torch.zeros(6, 2), generator=torch.Generator().manual_seed(0))
+    >>> sorted(objective.info), estimator.base.log_u.shape
+    (['ess', 'gap', 'log_u', 'value'], torch.Size([4]))
+    """
+
+    alphas: Tensor
+    centre: Tensor
+
+    def __init__(
+        self,
+        noise: Noise,
+        bridges: int | Sequence[float] = 8,
+        base: type[Contrastive] = MECO,
+        **options: Any,
+    ):
+        super().__init__()
+        alphas = even_alphas(bridges) if isinstance(bridges, int) else _checked(bridges)
+        if not (isinstance(base, type) and issubclass(base, Contrastive)):
+            raise InvalidValue(f"The base of a Telescope is MECO, NCE, ENCE or SNL. Got {base}.")
+        if issubclass(base, MECO):
+            options.setdefault("centred", True)
+        self.noise = noise
+        self.base = base(noise, shape=(len(alphas) - 1,), **options)
+        self.register_buffer("alphas", torch.tensor(alphas))
+        self.register_buffer("centre", _centre(noise))
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        alphas = " ".join(f"{alpha:.6g}" for alpha in self.alphas.tolist())
+        return {**self.base.settings, "base": type(self.base).__name__, **super().settings, "alphas": alphas}
+
+    @property
+    def effective_draws(self) -> float:
+        return self.base.effective_draws
+
+    def set_gamma(self, gamma: float | None) -> None:
+        self.base.set_gamma(gamma)
+
+    def draws(self, batch: int) -> int:
+        return max(batch, self.base.draws(batch))
+
+    def gaps(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """The estimated KL of each waymark against the next, (K,)."""
+        return self._compare(model, x, generator)[0].info["gap"]
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        each, log_ratio, x = self._compare(model, x, generator)
+        info = {name: number.sum() for name, number in each.info.items()}
+        with torch.no_grad():
+            info["value"] = -(log_ratio + self.noise.log_prob(x)).mean()
+        info["gap"], info["ess"] = each.info["gap"].max(), each.info["ess"].min()
+        return Objective(each.surrogate.sum(), info)
+
+    def _compare(
+        self, model: LogDensity, x: Tensor, generator: torch.Generator | None
+    ) -> tuple[Objective, Tensor, Tensor]:
+        """The base's objective for each bridge; the claimed log p/q at the data; and these data, each row as often as
+        there are draws for it."""
+        pairs, n_bridges = self.draws(len(x)), len(self.alphas) - 1
+        if pairs > len(x):
+            x = x[torch.arange(pairs, device=x.device) % len(x)]
+        z = self.noise.sample(pairs, generator=generator)
+        if x.shape[1:] != z.shape[1:]:
+            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
+        points = waymarks(x, z.to(x.dtype), self.alphas.to(x.dtype), self.centre.to(x.dtype))
+        heads = self._heads(model, points.flatten(0, 1), n_bridges).view(n_bridges + 1, pairs, n_bridges)
+        at_data = heads[:-1].diagonal(dim1=0, dim2=2).mT  # head k at waymark k: (K, n)
+        at_noise = heads[1:].diagonal(dim1=0, dim2=2).mT  # and at the next one
+        each = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), at_noise))
+        with torch.no_grad():
+            log_z = each.info["value"] + at_data.mean(-1)  # a bridge's value is its log Z less its mean at its data
+            log_ratio = heads[0].sum(-1) - log_z.sum()
+        return each, log_ratio, x
+
+    @staticmethod
+    def _heads(model: LogDensity, points: Tensor, n_bridges: int) -> Tensor:
+        try:
+            heads = model(points, heads=True)  # type: ignore[call-arg]
+        except TypeError as problem:
+            if "heads" not in str(problem):
+                raise
+            raise InvalidValue("A Telescope trains a model with a head for each bridge: Bridged(noise, net).") from None
+        if heads.shape != (len(points), n_bridges):
+            raise InvalidValue(
+                f"{n_bridges} bridges need as many heads: the network of Bridged must map {tuple(points.shape)} to "
+                f"{(len(points), n_bridges)}. Got {tuple(heads.shape)}."
+            )
+        return heads
+
+
+def _checked(alphas: Sequence[float]) -> tuple[float, ...]:
+    try:
+        found = tuple(float(alpha) for alpha in alphas)
+    except (TypeError, ValueError):
+        raise InvalidValue(f"The bridges of a Telescope are a number, or alphas from 0 to 1. Got {alphas!r}.") from None
+    if len(found) < 2 or found[0] != 0 or found[-1] != 1 or not all(a < b for a, b in pairwise(found)):
+        raise InvalidValue(f"The alphas of a Telescope increase from 0 to 1. Got {found}.")
+    return found
+
+
+def _centre(noise: Noise) -> Tensor:
+    """A point in the middle of the noise, about which data and noise are mixed."""
+    if isinstance(noise, Gaussian):
+        return noise.loc.clone().view(noise.event)
+    return noise.sample(CENTRE_DRAWS, generator=own_generator(noise)).mean(0)

@@ -1,0 +1,104 @@
+"""What a run settles before it trains, once: the noise, its coordinates and the bridges."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from unnorm.architecture import build, describe
+from unnorm.bridges import pilot
+from unnorm.checkpoint import read_tensors, section, write_tensors
+from unnorm.data.affine import Identity
+from unnorm.data.rows import RowSource
+from unnorm.data.transforms import Compose, Transform, Transformed
+from unnorm.errors import BrokenFile
+from unnorm.noise import Noise
+from unnorm.noise import fit as fit_noise
+from unnorm.settings import Job
+
+__all__ = ["Groundwork", "laid", "load", "save"]
+
+FILE = "groundwork.safetensors"
+PILOT_STEPS, PILOT_BATCH = 200, 256
+CHOICE_SEED = 104_729  # rows that a toy drew with the run's own seed are not to be chosen by the same numbers
+
+
+class Groundwork(NamedTuple):
+    """Attributes:
+    noise: in the model's units.
+    transform: from the user's units to the model's.
+    alphas: of the waymarks; () for none.
+    said: what was chosen and why, for a person.
+    """
+
+    noise: Noise
+    transform: Transform
+    alphas: tuple[float, ...]
+    said: dict[str, str]
+
+
+def laid(
+    job: Job, train: RowSource, validation: RowSource | None, transform: Transform, dtype: torch.dtype, fabric: Fabric
+) -> Groundwork:
+    """Fit the noise, go to its own coordinates where the model is a tilted noise, and choose the bridges."""
+    rows = Transformed(train, transform, dtype)
+    held_out = None if validation is None else Transformed(validation, transform, dtype)
+    generator = torch.Generator().manual_seed(job.training.seed + CHOICE_SEED)
+    noise = fit_noise(rows, job.noise, held_out=held_out, generator=generator)
+    said = {"noise": noise.choice.line()} if job.noise == "auto" and noise.choice is not None else {}
+    if job.model == "tilted":
+        way, noise = noise.coordinates()
+        if not isinstance(way, Identity):
+            transform = Compose([transform, way])
+    noise = noise.to(dtype)
+    alphas: tuple[float, ...] = ()
+    if (count := job.count_of_bridges) is None:
+        found = pilot(
+            lambda k: job.build_net(_width(rows), k).to(dtype),
+            noise.to(fabric.device),
+            Transformed(train, transform, dtype),
+            base=job.base,
+            steps=min(PILOT_STEPS, max(10, job.training.steps // 5)),
+            batch=min(PILOT_BATCH, job.training.batch),
+            held_out=None if validation is None else _all(Transformed(validation, transform, dtype)),
+            fabric=fabric,
+            seed=job.training.seed,
+            **job.given,
+        )
+        said["bridges"] = found.line()
+        alphas = found.alphas if found.bridges > 1 else ()
+    elif count > 1:
+        alphas = job.even(count)
+    return Groundwork(noise.cpu(), transform, alphas, said)
+
+
+def _width(rows: RowSource) -> int:
+    return rows[torch.zeros(1, dtype=torch.int64)].shape[1]
+
+
+def _all(rows: RowSource) -> Tensor:
+    return rows[torch.arange(len(rows))]
+
+
+def save(folder: Path, ground: Groundwork) -> None:
+    """Write it beside the run's checkpoints."""
+    parts = {"noise": ground.noise, "transform": ground.transform}
+    tensors = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
+    note: dict[str, Any] = {part: describe(module) for part, module in parts.items()}
+    write_tensors(folder / FILE, tensors, note | {"alphas": list(ground.alphas), "said": ground.said})
+
+
+def load(folder: Path) -> Groundwork | None:
+    """What an earlier part of the run settled; None where it did not get that far."""
+    if not (folder / FILE).exists():
+        return None
+    tensors, note = read_tensors(folder / FILE)
+    try:
+        parts: dict[str, Any] = {name: build(note[name]) for name in ("noise", "transform")}
+        for name, module in parts.items():
+            module.load_state_dict(section(tensors, name), assign=True)
+        return Groundwork(**parts, alphas=tuple(note["alphas"]), said=dict(note["said"]))
+    except (KeyError, TypeError, RuntimeError) as problem:
+        raise BrokenFile(f"'{folder / FILE}' is not what a run writes: {problem}") from problem
