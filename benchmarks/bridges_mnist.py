@@ -29,13 +29,14 @@ from unnorm.device import fabric_for
 from unnorm.estimators import MECO, NCE, Contrastive
 from unnorm.metrics import BitsPerDim, bits_per_dim
 from unnorm.noise import Copula
-from unnorm.partition import ais, bracket, plan
-from unnorm.partition.path import resampled
+from unnorm.partition import Annealing, ais, bracket, plan
+from unnorm.samplers.base import frozen
 from unnorm.types import LogZ
 
 BASES: dict[str, type[Contrastive]] = {"meco": MECO, "nce": NCE}
 PAPER = {"meco": 1.394, "nce": 1.457}  # bits per dimension, the paper's Table 5
 EDGES = torch.arange(257) / 256
+MORE = 50
 
 
 class Images:
@@ -69,6 +70,15 @@ def sheet(path: Path, transform: Transform, z: Tensor) -> None:
     pictures = torch.cat([pictures, pictures.new_zeros(100 - len(pictures), 28, 28)])
     picture = pictures.view(10, 10, 28, 28).transpose(1, 2).reshape(280, 280)
     image.imsave(path, picture.numpy(), cmap="gray", vmin=0, vmax=255)
+
+
+def settled(model: Bridged, forward: Annealing) -> Tensor:
+    """The annealed chains after more transitions of the model; not chosen by weight, so that none is there twice."""
+    with frozen(model) as target:
+        state = forward.schedule.samplers[-1].init(forward.x, target)
+        for _ in range(MORE):
+            state, _ = forward.schedule.samplers[-1].step(state, target)
+    return state.x
 
 
 def shown(name: str, found: BitsPerDim, log_z: LogZ) -> dict[str, float | str]:
@@ -145,7 +155,7 @@ def main() -> bool:
     print(f"pilot: {len(schedule)} temperatures, length {schedule.length:.1f}, {time.perf_counter() - began:.0f} s")
     held_out = Images(images, transform, generator)[torch.arange(0, len(images), max(1, len(images) // options.chains))]
     forward = ais(model, noise, n_chains=options.chains, schedule=schedule, generator=generator)
-    sheet(options.folder / "samples.png", transform, forward.x[resampled(forward.log_w, generator=generator)])
+    sheet(options.folder / "samples.png", transform, settled(model, forward))
     print(f"from the noise: log Z {forward.log_z}, {time.perf_counter() - began:.0f} s", flush=True)
     found = bracket(model, noise, held_out, n_chains=options.chains, forward=forward, settle=20, generator=generator)
     print(f"bracket in {time.perf_counter() - began:.0f} s")

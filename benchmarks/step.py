@@ -6,7 +6,8 @@ The MECO step is what `unnorm.fit` repeats: draw a batch and noise, one forward 
 finiteness check, backward and optimizer through Lightning Fabric. The floor is the same forward and backward over the
 same 1,000 points, ready-made, with a plain mean as its loss. All run in one process, interleaved, medians; the floor
 against itself shows the noise. The methods have the defaults of the command line (mcmc: 20 Langevin steps). The
-paper's ratios are from its Table 1.
+paper's ratios are from its Table 1. A bridged step with 8 and with 24 bridges has as its floor the same forward and
+backward over the same (K + 1) x batch points.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from figures import figure
 from lightning_fabric import Fabric
 from timing import medians
 
-from unnorm import MLP, Gaussian, step
+from unnorm import MLP, Bridged, Gaussian, Telescope, step
 from unnorm.data import toy
 from unnorm.optim import adam
 from unnorm.settings import Job
@@ -42,9 +43,11 @@ def method_step(name: str, generator: torch.Generator) -> Callable[[], None]:
     return once
 
 
-def floor_step(generator: torch.Generator) -> Callable[[], None]:
-    points = torch.randn(2 * BATCH, 2, generator=generator)
-    model = MLP(2, generator=generator)
+def floor_step(
+    generator: torch.Generator, points_seen: int = 2 * BATCH, outputs: int | None = None
+) -> Callable[[], None]:
+    points = torch.randn(points_seen, 2, generator=generator)
+    model = MLP(2, outputs=outputs, generator=generator)
     optimizer = adam(model.parameters(), lr=1e-3)
 
     def once() -> None:
@@ -66,6 +69,30 @@ def against_floor(rounds: int, generator: torch.Generator) -> float:
     return found["meco"] / found["floor"]
 
 
+def bridged_step(bridges: int, batch: int, generator: torch.Generator) -> Callable[[], None]:
+    x = toy("8gaussians").sample(50_000, generator=generator)
+    q = Gaussian.fit(x)
+    model, estimator = Bridged(q, MLP(2, outputs=bridges, generator=generator)), Telescope(q, bridges)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    wrapped, optimizer = fabric.setup(model, adam(model.parameters(), lr=1e-3))
+
+    def once() -> None:
+        index = torch.randint(len(x), (batch,), generator=generator)
+        step(wrapped, estimator, optimizer, x[index], generator=generator, backward=fabric.backward)
+
+    return once
+
+
+def bridged_against_floor(bridges: int, batch: int, rounds: int, generator: torch.Generator) -> float:
+    steps = {
+        "bridged": bridged_step(bridges, batch, generator),
+        "floor": floor_step(generator, (bridges + 1) * batch, bridges),
+    }
+    found = medians(steps, rounds, warmup=5)
+    print(f"{bridges} bridges, batch {batch}: {found['bridged']:.2f} ms, its floor {found['floor']:.2f} ms")
+    return found["bridged"] / found["floor"]
+
+
 def against_meco(rounds: int, generator: torch.Generator) -> dict[str, float]:
     found = medians({name: method_step(name, generator) for name in METHODS}, rounds, warmup=5)
     ratios = {name: milliseconds / found["meco"] for name, milliseconds in found.items()}
@@ -83,7 +110,11 @@ def main() -> bool:
     generator = torch.Generator().manual_seed(0)
     floor_ratio = against_floor(300 if quick else 1500, generator)
     ratios = against_meco(25 if quick else 200, generator)
+    rounds = 20 if quick else 100
+    bridged = {k: bridged_against_floor(k, batch, rounds, generator) for k, batch in ((8, 250), (24, 100))}
     ok = figure("meco step / floor, cpu", floor_ratio, 1.10)
+    for k, ratio in bridged.items():
+        ok &= figure(f"bridged step with {k} bridges / floor, cpu", ratio, 1.15)
     for name, ratio in ratios.items():
         if name != "meco":
             figure(f"{name} step / meco, cpu", ratio)

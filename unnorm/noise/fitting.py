@@ -39,6 +39,7 @@ MIXTURE_COLUMNS = 100
 SMOOTHED_COLUMNS, SMOOTHED_ROWS = 20, 5000
 LEAST_ROWS = 20  # fewer are not divided
 HELD_OUT = 5000
+COMPARED = 100_000  # rows that candidates are fitted to at most; the winner is fitted to all
 
 
 def fit(
@@ -119,11 +120,12 @@ def _divided(
 ) -> tuple[RowSource, Tensor | None]:
     """The rows to fit to, and those to compare on."""
     if held_out is not None:
-        return data, held_out[spread(len(held_out), HELD_OUT)]
+        return _Some(data, spread(len(data), COMPARED)), held_out[spread(len(held_out), HELD_OUT)]
     if len(data) < LEAST_ROWS:
         return data, None
-    apart = min(HELD_OUT, max(5, len(data) // 10))
-    order = torch.randperm(len(data), generator=generator, device=generator.device).cpu()
+    some = spread(len(data), COMPARED + HELD_OUT)
+    apart = min(HELD_OUT, max(5, len(some) // 10))
+    order = some[torch.randperm(len(some), generator=generator, device=generator.device).cpu()]
     return _Some(data, order[apart:].sort().values), data[order[:apart].sort().values]
 
 

@@ -1,0 +1,1 @@
+"""The paper as data: its studies, their runs, their tables and figures."""
