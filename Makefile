@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 .PHONY: demo test slow bench clean
 
 demo: $(VENV)/ready
-	$(BIN)/unnorm fit 8gaussians --out runs/8gaussians --force
+	$(BIN)/unnorm fit 8gaussians --noise gaussian --out runs/8gaussians --force
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .

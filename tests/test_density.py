@@ -180,7 +180,7 @@ class TestDiagnostics:
             ({"importance": good}, {"test_nll": 3.0, "discrete": 2}, "CARE", "2 columns repeat values"),
             ({"importance": good}, {"test_nll": 3.0, "test_rows": 4}, "CARE", "4 test rows say little"),
             ({"importance": good, "grid": on_grid._replace(stderr=math.inf)}, {}, "DISTRUST", "may be infinite"),
-            ({"importance": good}, {"test_nll": 3.0, "noise_nll": 2.9}, "CARE", "no better than its noise"),
+            ({"importance": good}, {"test_nll": 3.0, "noise_nll": 2.9, "gain_stderr": 0.04}, "CARE", "worse than its"),
             ({"importance": good}, {"test_nll": 3.0, "train_nll": 2.0, "noise_nll": 9.0}, "CARE", "overfits"),
             ({"importance": good}, {"test_nll": 3.0, "noise_nll": 30.0}, "CARE", "more than log n = 12.2"),
         ],

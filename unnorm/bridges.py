@@ -17,13 +17,16 @@ from unnorm.estimators.base import Contrastive
 from unnorm.estimators.meco import MECO
 from unnorm.estimators.telescope import Telescope, even_alphas
 from unnorm.models.tilted import Bridged
-from unnorm.noise.base import Noise
+from unnorm.noise.base import Noise, event_of
+from unnorm.noise.gaussian import Gaussian
 from unnorm.train import fit
 from unnorm.training import Training
 
-__all__ = ["Spacing", "pilot", "respaced"]
+__all__ = ["Spacing", "least_bridges", "pilot", "respaced"]
 
-FIRST, MOST = 6, 48  # bridges of the first round; and at most
+FIRST, MOST = 6, 48  # bridges of the first round that has any; and at most
+WIDE = 16  # numbers in an event
+DIRECT = 1.5  # nats: what a short training sees less of than this needs no bridge
 WANTED = 0.5  # nats between neighbours, as a short training sees them; they grow to 1 or 2 when it is long
 ROUNDS = 3
 HELD_OUT = 2000
@@ -40,7 +43,7 @@ class Spacing(NamedTuple):
         measured: that spacing.
 
     >>> Spacing((0.0, 0.6, 1.0), (0.9, 1.1), (0.0, 0.6, 1.0)).line()
-    '2 bridges; the pilot saw 0.9 to 1.1 nats between neighbours of its 2'
+    '2 bridges: a pilot saw 0.9 to 1.1 nats between neighbours of its 2.'
     """
 
     alphas: tuple[float, ...]
@@ -54,12 +57,28 @@ class Spacing(NamedTuple):
     def line(self) -> str:
         """For a person."""
         low, high = min(self.gaps), max(self.gaps)
-        many = f"{self.bridges} bridge{'s' if self.bridges > 1 else ''}"
-        return f"{many}; the pilot saw {low:.1f} to {high:.1f} nats between neighbours of its {len(self.gaps)}"
+        if self.bridges == 1:
+            return f"No bridges: a pilot saw {sum(self.gaps):.1f} nats between data and noise."
+        seen = f"a pilot saw {low:.1f} to {high:.1f} nats between neighbours of its {len(self.gaps)}"
+        return f"{self.bridges} bridges: {seen}."
 
 
-def respaced(alphas: Sequence[float], gaps: Sequence[float], wanted: float = WANTED) -> tuple[float, ...]:
-    """As many waymarks as bring neighbours `wanted` nats apart, evenly by the length sqrt(2 KL).
+def least_bridges(noise: Noise) -> int:
+    """Bridges that wide data get whatever a pilot sees: sqrt(d) / 2.5, where the way is a straight one to a Gaussian.
+
+    In many dimensions two hundred steps see nothing of twenty nats, and a bridge too many costs only time.
+
+    >>> [least_bridges(Gaussian(d)) for d in (2, 15, 32, 100, 784)]
+    [1, 1, 3, 4, 12]
+    """
+    size = math.prod(event_of(noise))
+    return math.ceil(math.sqrt(size) / 2.5) if isinstance(noise, Gaussian) and size >= WIDE else 1
+
+
+def respaced(
+    alphas: Sequence[float], gaps: Sequence[float], wanted: float = WANTED, least: int = 1
+) -> tuple[float, ...]:
+    """As many waymarks as bring neighbours `wanted` nats apart, evenly by the length sqrt(2 KL); or the least number.
 
     For small steps the KL grows with the square of the step, so sqrt(2 KL) adds up along the way.
 
@@ -70,10 +89,12 @@ def respaced(alphas: Sequence[float], gaps: Sequence[float], wanted: float = WAN
     """
     lengths = [math.sqrt(2 * max(gap, 0.0)) for gap in gaps]
     total = sum(lengths)
-    n = max(1, min(MOST, math.ceil(total / math.sqrt(2 * wanted) - 1e-9)))
+    if total < least * math.sqrt(2 * wanted) / 2:  # too little was seen to tell where they belong
+        return even_alphas(least)
+    n = max(least, min(MOST, math.ceil(total / math.sqrt(2 * wanted) - 1e-9)))
     ends = [0.0, *accumulate(lengths)]
     angles = [math.asin(alpha) for alpha in alphas]
-    places: list[float] = np.interp(np.linspace(0, total, n + 1)[1:-1], ends, angles).tolist() if total > 0 else []
+    places: list[float] = np.interp(np.linspace(0, total, n + 1)[1:-1], ends, angles).tolist()
     return (0.0, *(math.sin(angle) for angle in places), 1.0)
 
 
@@ -94,7 +115,9 @@ def pilot(
 ) -> Spacing:
     """Train bridges for a moment, measure the gaps on held-out rows, respace; at most three times.
 
-    A short training sees less than there is, so a gap it calls 1 nat is 1 to 2 when training ends.
+    First without bridges: data as near to the noise as that need none, whatever the way between them would be (between
+    two mixtures lies something else). Wide data begin with bridges, and have a few at least (`least_bridges`). A short
+    training sees less than there is: gaps grow while training goes on.
 
     Args:
         make_net: K -> a network mapping (n, *event) to (n, K), such as lambda k: MLP(3, outputs=k).
@@ -118,8 +141,9 @@ def pilot(
     if held_out is None:
         held_out = data[spread(len(data), HELD_OUT)]
     device = fabric.device if fabric is not None else torch.device("cpu")
-    alphas = even_alphas(FIRST)
-    for _ in range(ROUNDS):
+    least = least_bridges(noise)
+    alphas: tuple[float, ...] = (0.0, 1.0) if least == 1 else even_alphas(FIRST)
+    for _ in range(1 + ROUNDS):
         estimator = Telescope(noise, alphas, base, **options)
         model = Bridged(noise, make_net(len(alphas) - 1)).to(device)
         training = Training(steps=steps, batch=batch, lr=lr, schedule="cosine", seed=seed)
@@ -131,9 +155,14 @@ def pilot(
         with torch.no_grad():
             rows = held_out[:HELD_OUT].to(device=device, dtype=dtype)
             gaps = estimator.gaps(model, rows, generator=own).tolist()
-        found = Spacing(respaced(alphas, gaps, wanted), tuple(gaps), tuple(alphas))
+        if len(gaps) == 1 and gaps[0] < DIRECT:
+            return Spacing((0.0, 1.0), tuple(gaps), (0.0, 1.0))
+        if len(gaps) == 1:
+            alphas = even_alphas(FIRST)
+            continue
+        found = Spacing(respaced(alphas, gaps, wanted, least), tuple(gaps), tuple(alphas))
         seen_all = max(gaps) < SATURATED * math.log(batch)
-        if found.bridges == 1 or (seen_all and found.bridges <= 1.5 * len(gaps)):
+        if found.bridges == least or (seen_all and found.bridges <= 1.5 * len(gaps)):
             return found
         alphas = found.alphas
     return found

@@ -135,7 +135,8 @@ def _near(rows: RowSource, device: torch.device) -> RowSource:
 def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) -> dict[str, Any]:
     """Likelihoods on train, test and under the noise alone, log Z by method, and the verdict."""
     some = spread(len(points.train), 10_000)
-    test = nll(log_probs(density.log_prob, points.test), log_z_stderr=density.log_z.stderr)
+    log_p, log_q = (log_probs(each, points.test) for each in (density.log_prob, density.noise_log_prob))
+    test = nll(log_p, log_z_stderr=density.log_z.stderr)
     train = nll(log_probs(density.log_prob, points.train[some]))
 
     numbers = {
@@ -143,7 +144,8 @@ def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) ->
         "test_stderr": test.stderr,
         "test_rows": test.n,
         "train_nll": train.value,
-        "noise_nll": nll(log_probs(density.noise_log_prob, points.test)).value,
+        "noise_nll": nll(log_q).value,
+        "gain_stderr": nll(log_q - log_p).stderr,
     }
     numbers["discrete"] = _discrete(points.train[some])
     numbers["singular"] = _singular(points.train[some])

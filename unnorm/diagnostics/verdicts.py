@@ -186,8 +186,9 @@ def verdict(
 
     Args:
         log_z: estimates by method, the one in use last.
-        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `test_rows`; `discrete`, the number of
-            columns that repeat values; `singular`, whether some column depends linearly on others.
+        numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `gain_stderr`, the error of the last
+            one's distance from the first; `test_rows`; `discrete`, the number of columns that repeat values;
+            `singular`, whether some column depends linearly on others.
         warned: what the health monitor said during training.
         doubts: what the ladder has against its log Z.
         checked: whether rows that were not trained on had a say.
@@ -255,8 +256,9 @@ def _likelihood_doubts(numbers: Mapping[str, float], used: LogZ) -> list[str]:
     noise, train = numbers.get("noise_nll"), numbers.get("train_nll")
     if (rows := numbers.get("test_rows", math.inf)) < LEAST_TEST_ROWS:
         doubts.append(f"{rows:.0f} test rows say little about the likelihood")
-    if noise is not None and test > noise:
-        doubts.append(f"the model's test NLL {test:.3f} is no better than its noise's {noise:.3f}")
+    error = numbers.get("gain_stderr", 0.0)
+    if noise is not None and test > noise + 2 * error:
+        doubts.append(f"the model's test NLL {test:.3f} is worse than its noise's {noise:.3f} (± {error:.3f})")
     if numbers.get("singular"):
         doubts.append("some column is a linear function of the others: such rows have no density")
     if (discrete := numbers.get("discrete", 0)) > 0:
