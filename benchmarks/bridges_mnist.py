@@ -12,7 +12,6 @@ command: training from its checkpoint, the chains anew. --quick is a smoke test 
 
 import argparse
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -123,9 +122,9 @@ def main() -> bool:
     if options.quick:
         for old in options.folder.glob("*"):
             old.unlink()
+    seconds: float | None = None
     if options.net:
         net.load_state_dict(load_file(options.net))
-        seconds = math.nan
     else:
         history = fit(
             model,

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from unnorm import data, diagnostics, estimators, health, metrics, models, noise, optim, partition, samplers
+    from unnorm import (
+        bridges,
+        data,
+        diagnostics,
+        estimators,
+        health,
+        metrics,
+        models,
+        noise,
+        optim,
+        partition,
+        samplers,
+    )
     from unnorm.density import Density
     from unnorm.draws import Draws
     from unnorm.estimators import (
@@ -76,6 +88,7 @@ __all__ = [
     "Telescope",
     "Tilted",
     "Training",
+    "bridges",
     "data",
     "diagnostics",
     "estimators",

@@ -11,10 +11,20 @@ from unnorm.checkpoint import write_atomically
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.train import CHECKPOINT, HISTORY
 
-__all__ = ["CONFIG", "RESULT", "claim", "read_json", "sealed", "without_nan"]
+__all__ = ["CONFIG", "GROUNDWORK", "RESULT", "claim", "read_json", "sealed", "without_nan"]
 
-CONFIG, RESULT = "config.json", "result.json"
-OWN_FILES = (CONFIG, RESULT, CHECKPOINT, HISTORY, archive.TENSORS, archive.DESCRIPTION, "density.png", "report.md")
+CONFIG, RESULT, GROUNDWORK = "config.json", "result.json", "groundwork.safetensors"
+OWN_FILES = (
+    CONFIG,
+    RESULT,
+    GROUNDWORK,
+    CHECKPOINT,
+    HISTORY,
+    archive.TENSORS,
+    archive.DESCRIPTION,
+    "density.png",
+    "report.md",
+)
 
 
 def claim(out: Path, force: bool, config: bytes) -> None:

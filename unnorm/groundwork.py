@@ -14,13 +14,13 @@ from unnorm.data.affine import Identity
 from unnorm.data.rows import RowSource
 from unnorm.data.transforms import Compose, Transform, Transformed
 from unnorm.errors import BrokenFile
+from unnorm.folders import GROUNDWORK
 from unnorm.noise import Noise
 from unnorm.noise import fit as fit_noise
 from unnorm.settings import Job
 
 __all__ = ["Groundwork", "laid", "load", "save"]
 
-FILE = "groundwork.safetensors"
 PILOT_STEPS, PILOT_BATCH = 200, 256
 CHOICE_SEED = 104_729  # rows that a toy drew with the run's own seed are not to be chosen by the same numbers
 
@@ -87,18 +87,20 @@ def save(folder: Path, ground: Groundwork) -> None:
     parts = {"noise": ground.noise, "transform": ground.transform}
     tensors = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
     note: dict[str, Any] = {part: describe(module) for part, module in parts.items()}
-    write_tensors(folder / FILE, tensors, note | {"alphas": list(ground.alphas), "said": ground.said})
+    write_tensors(folder / GROUNDWORK, tensors, note | {"alphas": list(ground.alphas), "said": ground.said})
 
 
 def load(folder: Path) -> Groundwork | None:
     """What an earlier part of the run settled; None where it did not get that far."""
-    if not (folder / FILE).exists():
+    if not (folder / GROUNDWORK).exists():
         return None
-    tensors, note = read_tensors(folder / FILE)
+    tensors, note = read_tensors(folder / GROUNDWORK)
     try:
         parts: dict[str, Any] = {name: build(note[name]) for name in ("noise", "transform")}
         for name, module in parts.items():
             module.load_state_dict(section(tensors, name), assign=True)
+        if not isinstance(parts["noise"], Noise) or not isinstance(parts["transform"], Transform):
+            raise TypeError("it does not describe a noise and a transform.")
         return Groundwork(**parts, alphas=tuple(note["alphas"]), said=dict(note["said"]))
-    except (KeyError, TypeError, RuntimeError) as problem:
-        raise BrokenFile(f"'{folder / FILE}' is not what a run writes: {problem}") from problem
+    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+        raise BrokenFile(f"'{folder / GROUNDWORK}' is not what a run writes: {problem}") from problem

@@ -19,8 +19,9 @@ from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.diagnostics import verdict
 from unnorm.errors import BrokenFile, DataError, NonFiniteObjective, WeightsWarning
-from unnorm.folders import CONFIG, RESULT, claim, read_json, sealed
+from unnorm.folders import CONFIG, GROUNDWORK, RESULT, claim, read_json, sealed
 from unnorm.metrics import log_probs, nll
+from unnorm.noise.base import event_of
 from unnorm.points import Points, prepare
 from unnorm.settings import Job
 from unnorm.train import CHECKPOINT, check_resumable, fit
@@ -41,6 +42,8 @@ def run(
     config = _config(job, points, standardize)
     dtype = torch.float64 if job.precision == "64" else torch.float32
     ground = groundwork.load(out) if resume else None
+    if ground is not None and event_of(ground.noise) != (len(points.columns),):
+        raise BrokenFile(f"'{out / GROUNDWORK}' is another run's: its noise has events of {event_of(ground.noise)}.")
     if resume:
         _same_data(config, out)
         resume = ground is not None and (out / CHECKPOINT).exists()  # a run killed before that starts anew

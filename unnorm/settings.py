@@ -132,7 +132,7 @@ class Job:
         self.build_model(2, Gaussian(2)), self.build_estimator(Gaussian(2))
 
     def _check_bridges(self) -> None:
-        if self.bridges not in ("auto", "none") and not (self.bridges.isdigit() and int(self.bridges) >= 1):
+        if self.bridges not in ("auto", "none") and not (self.bridges.isdecimal() and int(self.bridges) >= 1):
             raise InvalidValue(f"The --bridges are auto, none, or how many. Got {self.bridges}.")
         if self.bridges in ("auto", "none", "1"):
             return

@@ -122,6 +122,8 @@ def noise_report(
     """
     if n < 100:
         raise InvalidValue(f"A report on a noise needs at least 100 draws. Got {n}.")
+    n_noise = n if n_noise is None else n_noise
+    limit = certified_limit(n_noise, gamma)
     z = noise.sample(n, generator=generator)
     if callable(against) and not isinstance(against, Tensor):
         log_w = (log_density(against, z) - noise.log_prob(z)).double()
@@ -146,9 +148,7 @@ def noise_report(
             float(own.std()) / math.sqrt(len(own)),
             math.sqrt(max(1 / ess - 1, 0.0) / len(log_w)) if ess > 0 else math.inf,
         )
-    draws = (n_noise or n) / gamma
-    limit = certified_limit(n_noise or n, gamma)
-    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), draws, how)
+    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how)
 
 
 def _by_trees(noise: Drawn, rows: Any, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
