@@ -4,6 +4,7 @@ Device, precision and processes are Lightning Fabric's business; pass a configur
 """
 
 import json
+import math
 import signal
 import threading
 import time
@@ -40,6 +41,7 @@ __all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "fit", "step"]
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
+LEAST_EFFECTIVE = 10  # draws behind a validated value
 
 
 def step(
@@ -257,10 +259,18 @@ class _Run:
         assert self.validation is not None
         generator = torch.Generator(self.fabric.device).manual_seed(self.training.seed)
         self.model.eval(), self.estimator.eval()
-        value = float(self.estimator(self.model, self.validation, generator=generator).info["value"])
+        info = self.estimator(self.model, self.validation, generator=generator).info
         self.model.train(), self.estimator.train()
-        self.iterates.consider(self.model, value)
-        return value
+        if self._certain(info):
+            self.iterates.consider(self.model, float(info["value"]))
+        return float(info["value"])
+
+    def _certain(self, info: Mapping[str, Tensor]) -> bool:
+        """Whether the noise draws bear the value: weights on a few of them make the worst iterate look best."""
+        assert self.validation is not None
+        draws = self.estimator.draws(len(self.validation))
+        few = float(info.get("ess", torch.tensor(1.0))) * draws < min(LEAST_EFFECTIVE, draws / 2)
+        return not few and float(info.get("gap", torch.tensor(0.0))) <= math.log(draws)
 
     def _backward(self, surrogate: Tensor) -> None:
         self.fabric.backward(surrogate)
