@@ -25,6 +25,9 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/efficiency.py
 	$(BIN)/python benchmarks/ladder.py
 	$(BIN)/python benchmarks/logz.py
+	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/dimension.py
+	$(BIN)/python benchmarks/mnist.py  # needs UNNORM_DATA; peers.py needs '.[peers]', bridges_mnist.py a GPU
 
 # torch first and alone: its exact pin finds the CPU build, which then satisfies everybody else.
 $(VENV)/ready: pyproject.toml constraints.txt

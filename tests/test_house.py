@@ -52,7 +52,7 @@ def test_importing_is_silent_and_light():
 
 def test_library_needs_no_optional_dependency():
     code = (
-        "import sys; sys.modules.update(pyarrow=None, torchmetrics=None, pooch=None)\n"
+        "import sys; sys.modules.update(pyarrow=None, torchmetrics=None, pooch=None, zuko=None)\n"
         "import unnorm, unnorm.jobs\n"
         "for name in unnorm.__all__: getattr(unnorm, name)"
     )

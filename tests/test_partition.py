@@ -1598,14 +1598,18 @@ class TestLadder:
         assert methods(climb) == ["importance", "ais", "bracket"]
         assert "NOT to be trusted" in climb.lines()[-1]
 
-    @pytest.mark.parametrize(("share", "trusted"), [(0.0, True), (0.015, True), (0.03, False)])
-    def test_chains_that_stand_still_are_not_trusted(self, monkeypatch, share, trusted):
+    @pytest.mark.parametrize(
+        ("share", "given", "trusted"),
+        [(0.0, False, True), (0.004, False, True), (0.006, False, False), (0.015, True, True), (0.03, True, False)],
+    )
+    def test_chains_that_stand_still_are_not_trusted(self, monkeypatch, share, given, trusted):
         monkeypatch.setattr(LADDER, "stuck", lambda *_, **__: share)
         aim, q = target("gaussian-10-easy"), gaussian_of(10, 0.0, 1.2)
-        climb = ladder(aim.log_density, q, n=20_000, generator=seeded())
+        data = aim.sample(2000, generator=seeded(3)) if given else None
+        climb = ladder(aim.log_density, q, data=data, n=20_000, generator=seeded())
         assert climb.trusted == trusted
-        assert trusted != ("in 3.0% of the mass the chains all but stand still" in climb.lines()[-1])
-        assert methods(climb)[-1] == ("ais" if trusted else "bracket")
+        assert trusted != (f"in {share:.1%} of the mass the chains all but stand still" in climb.lines()[-1])
+        assert methods(climb)[-1] == ("ais" if trusted and not given else "bracket")
 
     def test_later_chains_join_the_first(self, monkeypatch):
         """Weights and ends of both runs, in one order; the error is that of all."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,20 @@ from lightning_fabric import Fabric
 from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, fit
 from unnorm.checkpoint import read_tensors, write_tensors
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
+from unnorm.estimators import Estimator
 from unnorm.optim import Constant, Power, Rates, rates
 from unnorm.partition import importance
+from unnorm.types import Objective
 
 ROOT = Path(__file__).parents[1]
 
 
 def normal(n=2000, d=2, seed=0):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) * 0.7 + 0.5
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 def pieces(d=2, **options):
@@ -215,6 +222,98 @@ class TestLearning:
         assert not estimator.training
 
 
+class TestPatience:
+    """A noise-free script of validation values; the first one is that of the model before training."""
+
+    @staticmethod
+    def run(values, folder=None, resume=False, **options):
+        estimator, model = Scripted(values), Quadratic(1)
+        training = Training(lr=0.1, batch=4, log_every=1000, **{"steps": 3 * (len(values) - 1), **options})
+        rows = normal(8, d=1)
+        history = fit(
+            model,
+            estimator,
+            rows,
+            replace(training, validate_every=3, checkpoint_every=5),
+            validation=rows,
+            folder=folder,
+            resume=resume,
+        )
+        return model, history
+
+    @pytest.mark.parametrize("patience", [1, 2, 3, 5, None])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_ends_after_so_many_looks_without_a_new_best(self, patience, seed):
+        values = [99.0, *(1 / k + 0.3 * v for k, v in enumerate(torch.randn(30, generator=seeded(seed)).tolist(), 1))]
+        looks, best, waited = [], math.inf, 0
+        for value in values[1:]:
+            looks.append(value)
+            best, waited = (value, 0) if value < best else (best, waited + 1)
+            if waited == patience:
+                break
+        _, history = self.run(values, patience=patience)
+        assert history["validation"] == pytest.approx(looks)
+        assert history["step"][-1] == 3 * len(looks)
+
+    def test_the_best_look_is_kept(self):
+        """The third look, at step 9, is the best: the parameters are those of a run of nine steps."""
+        values = [9.0, 5.0, 4.0, 1.0, 3.0, 2.0, 6.0, 0.0]
+        model, history = self.run(values, patience=2, iterate="best")
+        assert history["step"][-1] == 15
+        nine, _ = self.run(values[:4])
+        assert same(model, nine)
+        fifteen, _ = self.run(values[:6])
+        assert not same(model, fifteen)
+
+    def test_the_first_look_is_kept_where_nothing_is_better(self):
+        model, history = self.run([1.0, 5.0, 4.0, 3.0], iterate="best")
+        assert same(model, Quadratic(1))
+        assert history["validation"] == [5.0, 4.0, 3.0]  # of steps; the first look is no step
+        moved, _ = self.run([1.0, 5.0, 4.0, 3.0])
+        assert not same(moved, Quadratic(1))
+
+    def test_the_truth_is_kept(self):
+        """The model starts as N(0, I), and so are the data: steps of 1 only spoil it, and all are forgotten."""
+        x, model = torch.randn(20_000, 2, generator=seeded()), Quadratic(2)
+        training = Training(steps=20, lr=1.0, iterate="best", validate_every=1)
+        history = fit(model, MECO(Gaussian(2)), x, training, validation=x)
+        assert same(model, Quadratic(2))
+        assert min(history["validation"]) > 1 + math.log(2 * math.pi) + 0.01  # the entropy of N(0, I)
+
+    def test_resume_after_an_early_end(self, tmp_path):
+        """There is nothing left to do, with the same steps or with more; the history and the best are the same."""
+        values = [9.0, 5.0, 1.0, 3.0, 2.0, 6.0, 0.0, -1.0, -2.0]
+        options = {"patience": 3, "iterate": "best"}
+        model, history = self.run(values, tmp_path, **options)
+        assert history["step"][-1] == 15
+        for steps in (24, 300):
+            again, found = self.run(values, tmp_path, resume=True, steps=steps, **options)
+            assert same(again, model)
+            assert found.records == history.records
+        assert read_tensors(tmp_path / "checkpoint.safetensors")[1]["step"] == 15
+
+    def test_resume_remembers_the_wait(self, tmp_path):
+        """Stopped in the middle of the wait, the rest is as long as it would have been; the first look is not lost."""
+        values = [0.5, 5.0, 1.0, 3.0, 2.0, 6.0, 0.0]
+        whole, history = self.run(values, patience=3, iterate="best")
+        self.run(values[:4], tmp_path, patience=3, iterate="best")
+        rest = [*values[4:], 0.0]  # no first look after a resume
+        part, found = self.run(rest, tmp_path, resume=True, steps=18, patience=3, iterate="best")
+        assert found["step"][-1] == history["step"][-1] == 15
+        assert found["validation"] == history["validation"]
+        assert same(part, whole)
+        assert same(part, Quadratic(1))
+
+    def test_another_patience_is_refused(self, tmp_path):
+        self.run([1.0, 2.0], tmp_path, patience=3)
+        with pytest.raises(InvalidValue, match="started with patience = 3; it cannot resume with 4"):
+            self.run([1.0, 2.0], tmp_path, resume=True, patience=4)
+
+    def test_without_validation_it_never_ends(self):
+        _, _, history = run(Training(steps=20, patience=1, validate_every=1))
+        assert history["step"][-1] == 20
+
+
 class TestTrouble:
     def test_non_finite_raises_with_the_step(self):
         x = normal()
@@ -234,6 +333,8 @@ class TestTrouble:
             ({"iterate": "lst"}, "Did you mean 'last'"),
             ({"seed": -1}, "'seed' of Training must be an integer from 0"),
             ({"schedule": "pl", "mu": 0.0}, "'mu' must be positive"),
+            ({"patience": 0}, "'patience' of Training must be a positive integer. Got 0"),
+            ({"patience": 2.5}, "'patience' of Training must be a positive integer. Got 2.5"),
         ],
     )
     def test_bad_settings(self, changes, message):
@@ -437,6 +538,18 @@ class Batches(MECO):
         objective = super().forward(model, x, generator=generator)
         self.batches.append(objective.info["log_u"].exp().item())
         return objective
+
+
+class Scripted(Estimator):
+    """Draws a parameter up, always alike; its value on validation data is the next of a list."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = iter(values)
+
+    def forward(self, model, x, *, generator=None):
+        value = torch.tensor(0.0 if self.training else next(self.values), dtype=torch.float64)
+        return Objective(-model.linear.sum(), {"value": value})
 
 
 class Slow:

@@ -11,15 +11,15 @@ from unnorm.architecture import build, describe
 from unnorm.bridges import pilot
 from unnorm.checkpoint import read_tensors, section, write_tensors
 from unnorm.data.affine import Identity
-from unnorm.data.rows import RowSource
+from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Compose, Transform, Transformed
-from unnorm.errors import BrokenFile
+from unnorm.errors import BrokenFile, DataError
 from unnorm.folders import GROUNDWORK
 from unnorm.noise import Noise
 from unnorm.noise import fit as fit_noise
 from unnorm.settings import Job
 
-__all__ = ["Groundwork", "laid", "load", "save"]
+__all__ = ["Groundwork", "laid", "load", "reached", "save"]
 
 PILOT_STEPS, PILOT_BATCH = 200, 256
 CHOICE_SEED = 104_729  # rows that a toy drew with the run's own seed are not to be chosen by the same numbers
@@ -53,6 +53,10 @@ def laid(
         if not isinstance(way, Identity):
             transform = Compose([transform, way])
     noise = noise.to(dtype)
+    seen = None if validation is None else reached(Transformed(validation, transform, dtype))
+    if validation is not None and seen is not None and len(seen) < len(validation):
+        apart = len(validation) - len(seen)
+        said["validation"] = f"{apart} of {len(validation)} validation rows lie outside the noise and have no say."
     alphas: tuple[float, ...] = ()
     if (count := job.count_of_bridges) is None:
         found = pilot(
@@ -62,7 +66,7 @@ def laid(
             base=job.base,
             steps=min(PILOT_STEPS, max(10, job.training.steps // 5)),
             batch=min(PILOT_BATCH, job.training.batch),
-            held_out=None if validation is None else _all(Transformed(validation, transform, dtype)),
+            held_out=seen,
             fabric=fabric,
             seed=job.training.seed,
             **job.given,
@@ -78,8 +82,13 @@ def _width(rows: RowSource) -> int:
     return rows[torch.zeros(1, dtype=torch.int64)].shape[1]
 
 
-def _all(rows: RowSource) -> Tensor:
-    return rows[torch.arange(len(rows))]
+def reached(rows: RowSource) -> Tensor:
+    """Those that the noise reaches: a row outside its box is infinite in its coordinates, and -inf to every model."""
+    found = torch.cat(list(chunks(rows)))
+    found = found[torch.isfinite(found).flatten(1).all(-1)]
+    if len(found) == 0:
+        raise DataError("No validation row lies where the noise does: use another --noise, or --iterate last.")
+    return found
 
 
 def save(folder: Path, ground: Groundwork) -> None:

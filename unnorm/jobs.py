@@ -42,6 +42,8 @@ def run(
     config = _config(job, points, standardize)
     dtype = torch.float64 if job.precision == "64" else torch.float32
     ground = groundwork.load(out) if resume else None
+    if resume and ground is None and (out / CHECKPOINT).exists():
+        raise BrokenFile(f"'{out / GROUNDWORK}' is missing: what this run settled before it trained is not known.")
     if ground is not None and event_of(ground.noise) != (len(points.columns),):
         raise BrokenFile(f"'{out / GROUNDWORK}' is another run's: its noise has events of {event_of(ground.noise)}.")
     if resume:
@@ -62,7 +64,7 @@ def run(
     estimator = job.build_estimator(noise, ground.alphas)
     validation = None
     if points.validation is not None:
-        validation = torch.cat(list(chunks(Transformed(points.validation, transform, dtype))))
+        validation = groundwork.reached(Transformed(points.validation, transform, dtype))
     history = fit(
         model,
         estimator,

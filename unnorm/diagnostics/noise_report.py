@@ -13,6 +13,7 @@ from unnorm.types import LogDensity, effective_sample_size, log_density, log_mea
 __all__ = ["NoiseReport", "certified_limit", "noise_report"]
 
 MOST_ROWS = 20_000
+LEAST_DRAWS = 10  # that carry the weight
 
 
 class Drawn(Protocol):
@@ -35,6 +36,8 @@ class NoiseReport(NamedTuple):
         n: draws.
         n_noise: draws that the limit speaks of, with gamma.
         how: what the weights are.
+        saturated: whether the KL is that of the model's own weights, and fewer than ten draws carry these: such an
+            estimate is at most log n, however far the model is.
     """
 
     kl: float
@@ -45,11 +48,12 @@ class NoiseReport(NamedTuple):
     n: int
     n_noise: float
     how: str
+    saturated: bool = False
 
     @property
     def certified(self) -> bool:
         """Whether so many draws can certify such a distance."""
-        return self.kl <= self.limit
+        return self.kl <= self.limit and not self.saturated
 
     @property
     def good(self) -> bool:
@@ -148,7 +152,8 @@ def noise_report(
             float(own.std()) / math.sqrt(len(own)),
             math.sqrt(max(1 / ess - 1, 0.0) / len(log_w)) if ess > 0 else math.inf,
         )
-    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how)
+    saturated = own is None and ess * n < LEAST_DRAWS
+    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how, saturated)
 
 
 def _by_trees(noise: Drawn, rows: Any, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -34,8 +34,9 @@ def even_alphas(bridges: int) -> tuple[float, ...]:
 def waymarks(x: Tensor, z: Tensor, alphas: Tensor, centre: Tensor) -> Tensor:
     """sqrt(1 - alpha^2) x + alpha z around `centre`, for each alpha: (K + 1, n, *event), from data to noise.
 
-    Every waymark is made of the same pairs (x, z): what the pairs have by chance moves neighbours together, and
-    cancels in their ratio.
+    Every waymark is made of the same pairs (x, z): what the pairs have by chance moves neighbours together, which makes
+    a network learn faster. Of a few parameters that add up over the bridges, as in the paper's 1-D case study, the
+    chance adds up too, and independent pairs are better there (`results/gaussian-mean`).
 
     >>> waymarks(torch.ones(1, 1), torch.zeros(1, 1), torch.tensor([0.0, 0.6, 1.0]), torch.zeros(1)).flatten()
     tensor([1.0000, 0.8000, 0.0000])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
@@ -40,7 +41,8 @@ class Tilted(nn.Module):
         return self.net(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.noise.log_prob(x) + self.tilt(x)
+        log_q = self.noise.log_prob(x)
+        return torch.where(log_q == -torch.inf, log_q, log_q + self.tilt(x))  # not even a NaN of f matters there
 
     @property
     def config(self) -> Mapping[str, Any]:
