@@ -14,6 +14,7 @@ from unnorm.data.affine import Identity
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Compose, Transform, Transformed
 from unnorm.errors import BrokenFile, DataError
+from unnorm.estimators import even_alphas
 from unnorm.folders import GROUNDWORK
 from unnorm.noise import Noise
 from unnorm.noise import fit as fit_noise
@@ -26,11 +27,13 @@ CHOICE_SEED = 104_729  # rows that a toy drew with the run's own seed are not to
 
 
 class Groundwork(NamedTuple):
-    """Attributes:
-    noise: in the model's units.
-    transform: from the user's units to the model's.
-    alphas: of the waymarks; () for none.
-    said: what was chosen and why, for a person.
+    """What training begins with.
+
+    Attributes:
+        noise: in the model's units.
+        transform: from the user's units to the model's.
+        alphas: of the waymarks; () for none.
+        said: what was chosen and why, for a person.
     """
 
     noise: Noise
@@ -74,7 +77,7 @@ def laid(
         said["bridges"] = found.line()
         alphas = found.alphas if found.bridges > 1 else ()
     elif count > 1:
-        alphas = job.even(count)
+        alphas = even_alphas(count)
     return Groundwork(noise.cpu(), transform, alphas, said)
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from unnorm.diagnostics import certified_limit
 from unnorm.errors import HealthWarning, Unhealthy
 
 __all__ = ["EVERY", "RULES", "Health", "Rule"]
@@ -145,7 +146,7 @@ class Health:
 
     def look(self, t: int, numbers: Reading) -> None:
         """Judge the numbers of step `t`."""
-        self._readings.append({**numbers, "limit": math.log(max(self.draws * self.memory, 1.0))})
+        self._readings.append({**numbers, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)})
         for name, rule in RULES.items():
             if name in self._names:
                 continue

@@ -23,7 +23,6 @@ from unnorm.estimators import (
     ScoreMatching,
     SlicedScoreMatching,
     Telescope,
-    even_alphas,
 )
 from unnorm.estimators.score_matching import PIECEWISE_LINEAR
 from unnorm.models import MLP, Bridged, Quadratic, Tilted
@@ -153,9 +152,6 @@ class Job:
         if self.bridges == "auto":
             return None if self._may_have_bridges and self.training.schedule != "pl" else 1
         return 1 if self.bridges == "none" else int(self.bridges)
-
-    def even(self, count: int) -> tuple[float, ...]:
-        return even_alphas(count)
 
     @property
     def base(self) -> type[Contrastive]:

@@ -4,7 +4,6 @@ Device, precision and processes are Lightning Fabric's business; pass a configur
 """
 
 import json
-import math
 import signal
 import threading
 import time
@@ -28,6 +27,7 @@ from unnorm.checkpoint import (
     write_tensors,
 )
 from unnorm.data.rows import Rows, RowSource
+from unnorm.diagnostics import certified_limit
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators.base import Estimator
 from unnorm.health import Health
@@ -270,7 +270,7 @@ class _Run:
         assert self.validation is not None
         draws = self.estimator.draws(len(self.validation))
         few = float(info.get("ess", torch.tensor(1.0))) * draws < min(LEAST_EFFECTIVE, draws / 2)
-        return not few and float(info.get("gap", torch.tensor(0.0))) <= math.log(draws)
+        return not few and float(info.get("gap", torch.tensor(0.0))) <= certified_limit(draws)
 
     def _backward(self, surrogate: Tensor) -> None:
         self.fabric.backward(surrogate)
