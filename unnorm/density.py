@@ -246,7 +246,13 @@ class Density(nn.Module):
             try:
                 near = ais(self.model, self.noise, n_chains=ANNEALED, resample=True, generator=generator).x
                 near = near[torch.randperm(len(near), generator=generator, device=near.device)]  # kin stand together
-            except InvalidValue:  # no path from the noise to the model
+            except InvalidValue as refusal:
+                warnings.warn(
+                    f"{draws} noise draws amount to {ess:.0f} independent ones, and no annealed chain leads from the noise "
+                    f"to the model ({refusal}): the chains start from the noise itself.",
+                    WeightsWarning,
+                    stacklevel=3,
+                )
                 near = z[:STARTS]
         return by_hmc(self.model, near, n, generator=generator)
 

@@ -46,7 +46,7 @@ class MECO(Contrastive):
         n_noise: noise draws per step; as many as there are data when None.
         gamma: the rate of the moving average, in (0, 1]; the paper's 0.1 when None.
         tracker: "ema" (the paper), "minibatch", "scent", "umax", or a Tracker.
-        centred: subtract the batch's mean of log p~ at the data from log p~ everywhere, before u is tracked. Then u
+        centred: subtract the batch's mean of log p~ - log q at the data from log p~, before u is tracked. Then u
             follows the gap between data and noise, and a constant that drifts in log p~ cannot outrun it; the paper's
             form (False) needs steps so small that log Z moves slowly. `log_u` has the constant added back.
         shape: of independent problems solved side by side, see `Contrastive`.
