@@ -1,5 +1,6 @@
 """The health monitor: it speaks when a run diverges, early and once, and is silent on healthy ones."""
 
+import math
 import warnings
 
 import pytest
@@ -23,6 +24,7 @@ SICK = {
     "weights": {"ess": 0.002},
     "log-z-jump": {"log_u": 516.0},
     "certified": {"gap": 7.0},  # log 500 is 6.2
+    "lag": {"lag": math.log(5.5)},
 }
 
 
@@ -62,9 +64,23 @@ class TestRules:
         with pytest.warns(HealthWarning) as caught:
             readings(health, SICK[name], 10, start=100)
         said = str(caught[0].message)
-        number = next(iter(SICK[name].values()))
+        number = 5.5 if name == "lag" else next(iter(SICK[name].values()))
         assert f"{number:.4g}" in said or f"{number:.2g}" in said
         assert any(word in said for word in ("Leave out", "Lower", "Use more"))
+
+    @pytest.mark.parametrize("name", ("certified", "lag"))
+    def test_the_first_steps_are_all_looked_at(self, name):
+        health = Health(event=2, draws=500)
+        assert all(health.due(t) for t in range(1, 11)) and not health.due(11)
+        with pytest.warns(HealthWarning, match=name):
+            for t in (1, 2):
+                health.look(t, HEALTHY | SICK[name])
+
+    def test_one_batch_that_runs_ahead_is_chance(self):
+        health = Health(event=2, draws=500)
+        for t in range(1, 300):
+            health.look(t, HEALTHY | {"lag": 2.0 if t % 20 == 0 else 0.1})
+        assert health.told == []
 
     def test_what_was_told_is_not_repeated(self):
         health = Health(event=2, draws=500, told=["At step 90, energy-gap: ..."])

@@ -248,8 +248,8 @@ class Density(nn.Module):
                 near = near[torch.randperm(len(near), generator=generator, device=near.device)]  # kin stand together
             except InvalidValue as refusal:
                 warnings.warn(
-                    f"{draws} noise draws amount to {ess:.0f} independent ones, and no annealed chain leads from the noise "
-                    f"to the model ({refusal}): the chains start from the noise itself.",
+                    f"{draws} noise draws amount to {ess:.0f} independent ones, and no annealed chain leads from the "
+                    f"noise to the model ({refusal}): the chains start from the noise itself.",
                     WeightsWarning,
                     stacklevel=3,
                 )

@@ -1,7 +1,7 @@
 """The health monitor: never look converged while diverging.
 
-A falling loss is no evidence. `fit` shows the monitor the numbers of every tenth step; when they leave the region of
-sense it warns once for each cause, by name, with the numbers and the change that usually cures it.
+A falling loss is no evidence. `fit` shows the monitor the numbers of the first steps and of every tenth; when they
+leave the region of sense it warns once for each cause, by name, with the numbers and the change that usually cures it.
 """
 
 import math
@@ -17,11 +17,14 @@ from unnorm.errors import HealthWarning, Unhealthy
 __all__ = ["EVERY", "RULES", "Health", "Rule"]
 
 EVERY = 10  # steps from one look to the next: reading numbers off a device costs a synchronisation
+FIRST = 10  # steps that are all looked at: a learning rate far too large needs no more to ruin everything
 MEMORY = 10  # looks that are remembered, a hundred steps
 
 Reading: TypeAlias = Mapping[str, float]
 Rule: TypeAlias = Callable[[Sequence[Reading], int, int], str | None]
 """(readings, oldest first; numbers in one event; noise draws in a step) -> what is wrong and the cure, or None."""
+
+LAG = 1.0  # nats
 
 SMALLER_STEPS = "Leave out the fixed step size (one is found then), or make it smaller; or lower the learning rate."
 
@@ -107,6 +110,18 @@ def certified(readings: Sequence[Reading], event: int, draws: int) -> str | None
     )
 
 
+def lag(readings: Sequence[Reading], event: int, draws: int) -> str | None:
+    """u should be the mean weight. What runs ahead of it, look after look, is a log Z that moves faster than u can."""
+    recent = [now["lag"] for now in readings[-2:] if "lag" in now]
+    if len(recent) < 2 or min(recent) <= LAG:
+        return None
+    return (
+        f"the mean weight of the noise draws is {math.exp(recent[-1]):.2g} times the tracked u, and was "
+        f"{math.exp(recent[0]):.2g} times it a look before: log Z runs ahead of u, which multiplies the step. "
+        "Lower the learning rate, raise gamma, or use more noise draws."
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "energy-gap": energy_gap,
     "distance": distance,
@@ -115,7 +130,9 @@ RULES: Mapping[str, Rule] = {
     "weights": weights,
     "log-z-jump": log_z_jump,
     "certified": certified,
+    "lag": lag,
 }
+AT_ONCE = ("certified", "lag")  # rules that need no history, and judge the first steps too
 
 
 class Health:
@@ -140,17 +157,21 @@ class Health:
         self.told = list(told)
         self._names = {name for name in RULES for line in told if f", {name}: " in line}
         self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
+        self._first: deque[Reading] = deque(maxlen=2)
 
     def due(self, t: int) -> bool:
-        return t % EVERY == 0
+        return t <= FIRST or t % EVERY == 0
 
     def look(self, t: int, numbers: Reading) -> None:
         """Judge the numbers of step `t`."""
-        self._readings.append({**numbers, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)})
+        regular = t % EVERY == 0
+        reading = {**numbers, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)}
+        kept = self._readings if regular else self._first
+        kept.append(reading)
         for name, rule in RULES.items():
-            if name in self._names:
+            if name in self._names or not (regular or name in AT_ONCE):
                 continue
-            if found := rule(tuple(self._readings), self.event, self.draws):
+            if found := rule(tuple(kept), self.event, self.draws):
                 line = f"At step {t}, {name}: {found}"
                 self._names.add(name)
                 self.told.append(line)

@@ -61,7 +61,7 @@ def step(
     >>> model, estimator = Quadratic(1), MECO(Gaussian(1))
     >>> optimizer = optim.sgd(model.parameters(), lr=0.1)
     >>> sorted(step(model, estimator, optimizer, torch.ones(4, 1)))
-    ['ess', 'gap', 'log_u', 'value']
+    ['ess', 'gap', 'lag', 'log_u', 'value']
     """
     objective = estimator(model, x, generator=generator)
     if not torch.isfinite(objective.surrogate + objective.info["value"]):

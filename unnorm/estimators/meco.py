@@ -55,7 +55,8 @@ class MECO(Contrastive):
     same draws.
 
     `info` has `value` (the tracked negative log-likelihood), `log_u`, `gap` (how far this claims the data are from the
-    noise: the mean of log p/q at the data), and `ess`, the effective share of the noise draws, in (0, 1].
+    noise: the mean of log p/q at the data), `lag` (log of the batch's mean weight over u, at most log 1/gamma), and
+    `ess`, the effective share of the noise draws, in (0, 1].
 
     >>> from unnorm import Gaussian, Quadratic
     >>> q, model = Gaussian(2), Quadratic(2)
@@ -124,9 +125,10 @@ class MECO(Contrastive):
                 self.log_u.copy_(torch.where(usable, log_u, self.log_u))
                 self.started.logical_or_(usable)
         surrogate = meco_surrogate(seen.log_p_data, seen.log_w, log_u)
+        lag = log_mean_w - log_u
         if constant is not None:
             log_u = log_u + constant.detach().squeeze(-1)
         return Objective(
             surrogate,
-            {"value": value, "log_u": log_u.clone(), "gap": seen.gap(value), "ess": seen.ess()},
+            {"value": value, "log_u": log_u.clone(), "gap": seen.gap(value), "lag": lag, "ess": seen.ess()},
         )

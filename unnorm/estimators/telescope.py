@@ -17,6 +17,7 @@ from unnorm.types import LogDensity, Objective
 
 __all__ = ["Telescope", "even_alphas", "waymarks"]
 
+COUPLINGS = ("shared", "own")
 CENTRE_DRAWS = 4096  # of a noise whose mean is not known; any point near it would do
 
 
@@ -34,9 +35,7 @@ def even_alphas(bridges: int) -> tuple[float, ...]:
 def waymarks(x: Tensor, z: Tensor, alphas: Tensor, centre: Tensor) -> Tensor:
     """sqrt(1 - alpha^2) x + alpha z around `centre`, for each alpha: (K + 1, n, *event), from data to noise.
 
-    Every waymark is made of the same pairs (x, z): what the pairs have by chance moves neighbours together, which makes
-    a network learn faster. Of a few parameters that add up over the bridges, as in the paper's 1-D case study, the
-    chance adds up too, and independent pairs are better there (`results/gaussian-mean`).
+    Every waymark is made of the same pairs (x, z): what these have by chance moves neighbours together.
 
     >>> waymarks(torch.ones(1, 1), torch.zeros(1, 1), torch.tensor([0.0, 0.6, 1.0]), torch.zeros(1)).flatten()
     tensor([1.0000, 0.8000, 0.0000])
@@ -60,18 +59,21 @@ class Telescope(Estimator):
         noise: q.
         bridges: how many, or the alphas from 0 to 1 (see `unnorm.bridges.pilot`, which chooses them).
         base: MECO (the default), NCE (as published), ENCE or SNL: what learns each ratio.
+        coupling: "shared" pairs (x, z) of data and noise for all bridges: (K + 1) n points a step; or "own" noise draws
+            for each bridge, both of whose waymarks are made of these: 2 K n points. Networks learn faster of the first;
+            a few parameters that add up over the bridges add up its chance too (`results/gaussian-mean`).
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
 
     `info` has `value` (the negative log-likelihood that the tracked or learned log Z of all bridges claim together),
-    `gap` (the largest KL between neighbours), `ess` (the worst bridge's), and sums over the bridges of what else the
-    base reports.
+    `gap` (the largest KL between neighbours), `lag` and `ess` (the worst bridge's), and sums over the bridges of what
+    else the base reports.
 
     >>> from unnorm import MLP, Bridged, Gaussian
     >>> q = Gaussian(2)
     >>> model, estimator = Bridged(q, MLP(2, hidden=(8,), outputs=4)), Telescope(q, 4)
     >>> objective = estimator(model, torch.zeros(6, 2), generator=torch.Generator().manual_seed(0))
     >>> sorted(objective.info), estimator.base.log_u.shape
-    (['ess', 'gap', 'log_u', 'value'], torch.Size([4]))
+    (['ess', 'gap', 'lag', 'log_u', 'value'], torch.Size([4]))
     """
 
     alphas: Tensor
@@ -82,15 +84,19 @@ class Telescope(Estimator):
         noise: Noise,
         bridges: int | Sequence[float] = 8,
         base: type[Contrastive] = MECO,
+        *,
+        coupling: str = "shared",
         **options: Any,
     ):
         super().__init__()
         alphas = even_alphas(bridges) if isinstance(bridges, int) else _checked(bridges)
         if not (isinstance(base, type) and issubclass(base, Contrastive)):
             raise InvalidValue(f"The base of a Telescope is MECO, NCE, ENCE or SNL. Got {base}.")
+        if coupling not in COUPLINGS:
+            raise InvalidValue(f"The coupling of a Telescope is 'shared' or 'own'. Got {coupling!r}.")
         if issubclass(base, MECO):
             options.setdefault("centred", True)
-        self.noise = noise
+        self.noise, self.coupling = noise, coupling
         self.base = base(noise, shape=(len(alphas) - 1,), **options)
         self.register_buffer("alphas", torch.tensor(alphas))
         self.register_buffer("centre", _centre(noise))
@@ -98,7 +104,13 @@ class Telescope(Estimator):
     @property
     def settings(self) -> dict[str, str | int | float | None]:
         alphas = " ".join(f"{alpha:.6g}" for alpha in self.alphas.tolist())
-        return {**self.base.settings, "base": type(self.base).__name__, **super().settings, "alphas": alphas}
+        return {
+            **self.base.settings,
+            "base": type(self.base).__name__,
+            **super().settings,
+            "alphas": alphas,
+            "coupling": self.coupling,
+        }
 
     @property
     def effective_draws(self) -> float:
@@ -119,7 +131,8 @@ class Telescope(Estimator):
         info = {name: number.sum() for name, number in each.info.items()}
         with torch.no_grad():
             info["value"] = -(log_ratio + self.noise.log_prob(x)).mean()
-        info["gap"], info["ess"] = each.info["gap"].max(), each.info["ess"].min()
+        info |= {name: each.info[name].max() for name in ("gap", "lag") if name in info}
+        info["ess"] = each.info["ess"].min()
         return Objective(each.surrogate.sum(), info)
 
     def _compare(
@@ -130,18 +143,31 @@ class Telescope(Estimator):
         pairs, n_bridges = self.draws(len(x)), len(self.alphas) - 1
         if pairs > len(x):
             x = x[torch.arange(pairs, device=x.device) % len(x)]
-        z = self.noise.sample(pairs, generator=generator)
-        if x.shape[1:] != z.shape[1:]:
-            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
-        points = waymarks(x, z.to(x.dtype), self.alphas.to(x.dtype), self.centre.to(x.dtype))
-        heads = self._heads(model, points.flatten(0, 1), n_bridges).view(n_bridges + 1, pairs, n_bridges)
-        at_data = heads[:-1].diagonal(dim1=0, dim2=2).mT  # head k at waymark k: (K, n)
-        at_noise = heads[1:].diagonal(dim1=0, dim2=2).mT  # and at the next one
+        points = self._points(x, generator)
+        heads = self._heads(model, points.flatten(0, -x.ndim), n_bridges).view(
+            *points.shape[: -x.ndim], pairs, n_bridges
+        )
+        before, after = (heads[:-1], heads[1:]) if self.coupling == "shared" else heads
+        at_data = before.diagonal(dim1=0, dim2=2).mT  # head k at waymark k: (K, n)
+        at_noise = after.diagonal(dim1=0, dim2=2).mT  # and at the next one
         each = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), at_noise))
         with torch.no_grad():
             log_z = each.info["value"] + at_data.mean(-1)  # a bridge's value is its log Z less its mean at its data
-            log_ratio = heads[0].sum(-1) - log_z.sum()
+            log_ratio = before[0].sum(-1) - log_z.sum()
         return each, log_ratio, x
+
+    def _points(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The waymarks (K + 1, n, *event); of own pairs those before and after each bridge, (2, K, n, *event)."""
+        n, k = len(x), len(self.alphas) - 1
+        own = self.coupling == "own"
+        z = self.noise.sample(k * n if own else n, generator=generator).to(x.dtype)
+        if x.shape[1:] != z.shape[1:]:
+            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
+        alphas, centre = self.alphas.to(x.dtype), self.centre.to(x.dtype)
+        if not own:
+            return waymarks(x, z, alphas, centre)
+        z = z.view(k, *x.shape)
+        return torch.stack([waymarks(x, z, part, centre) for part in (alphas[:-1], alphas[1:])])
 
     @staticmethod
     def _heads(model: LogDensity, points: Tensor, n_bridges: int) -> Tensor:
