@@ -1,12 +1,14 @@
 """Likelihood above the plane at equal training time: plain and bridged MECO, bridged NCE, the noise, a flow, the truth.
 
     python benchmarks/dimension.py [--quick] [--seconds 120] [--seeds 1] [--jobs 2] [--data NAMES] [--out cells.jsonl]
+    python benchmarks/dimension.py --from cells.jsonl
 
 Three sets whose density is known: mixtures of 16 Gaussians in 32 and 100 dimensions, each component with a covariance
 of its own, and a table of 50 columns, correlated and heavy-tailed: a Student-t with 5 degrees of freedom and factors,
 each column bent by a quadratic of its own. 20,000 rows to train on, 2,000 to validate (the best iterate is kept),
 4,000 to test. The noise is the Gaussian of the mixtures and the copula of the table, given, so that there is something
-to learn; what `noise.fit` would pick by itself stands in a row of its own. Everybody trains for the same seconds on one
+to learn. What `noise.fit` picks by itself stands in a row of its own, and "default" begins there, with the bridges that
+a pilot chooses, as `unnorm fit` does. Everybody trains for the same seconds on one
 thread, the pilot that places the bridges included: a 3x300 network, or zuko's neural spline flow (Adam 1e-3, cosine,
 batch 500, best of validation too). log Z is the ladder's with test rows held out; its error is part of the error shown.
 """
@@ -35,7 +37,8 @@ from unnorm.data.transforms import Compose
 from unnorm.errors import ShrinkageWarning
 
 ROWS, VALID, TEST = 20_000, 2000, 4000
-METHODS = ("noise", "auto noise", "plain meco", "bridged meco", "bridged nce", "flow", "truth")
+METHODS = ("noise", "auto noise", "plain meco", "bridged meco", "bridged nce", "default", "flow", "truth")
+PILOTED = ("bridged meco", "bridged nce", "default")
 TRIED = 15
 EVALUATIONS = 400_000
 
@@ -153,7 +156,7 @@ def by_fit(task: Task, cell: Cell) -> Scored:
     began, size = time.perf_counter(), task.train.shape[1]
     base = NCE if cell.method.endswith("nce") else MECO
     alphas: tuple[float, ...] = ()
-    if cell.method.startswith("bridged"):
+    if cell.method in PILOTED:
         short = 40 if cell.seconds < 30 else 200
         found = pilot(
             lambda k: net(size, k, cell.seed), task.noise, task.train, base=base, steps=short, held_out=task.valid
@@ -230,7 +233,7 @@ def scored(log_prob: Tensor, truth: Tensor, log_z_stderr: float) -> tuple[float,
 
 
 def measure(cell: Cell) -> Scored:
-    task = prepared(cell.data, cell.seed, "auto" if cell.method == "auto noise" else None)
+    task = prepared(cell.data, cell.seed, "auto" if cell.method in ("auto noise", "default") else None)
     if cell.method == "truth":
         return Scored(float(task.truth.mean()), 0.0, 0, 0.0, 0, True, "")
     if cell.method in ("noise", "auto noise"):
@@ -248,11 +251,18 @@ def main() -> bool:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
     parser.add_argument("--data", help="names separated by commas")
     parser.add_argument("--out", type=Path, help="a file for one JSON line per cell")
+    parser.add_argument("--from", type=Path, dest="source", help="only print the table of such a file")
     options = parser.parse_args()
     names = options.data.split(",") if options.data else ["mixture-32"] if options.quick else list(SETS)
     seconds = 6.0 if options.quick else options.seconds
     cells = [Cell(name, method, seed, seconds) for seed in range(options.seeds) for name in names for method in METHODS]
     found: dict[Cell, Scored | str] = {}
+    if options.source:
+        for line in options.source.read_text().splitlines():
+            record = json.loads(line)
+            result = record.pop("result")
+            found[Cell(**record)] = result if isinstance(result, str) else Scored(*result)
+        return report(names, found, quick=False)
     for cell, result in run(measure, cells, jobs=options.jobs):
         found[cell] = result
         if options.out:
@@ -277,7 +287,10 @@ def report(names: Sequence[str], found: dict[Cell, Scored | str], *, quick: bool
                 r.value for c, r in found.items() if c[:2] == (name, "truth") and not isinstance(r, str)
             )
             error = math.hypot(*(result.stderr for result in good)) / len(good)
-            steps, bridges = good[0].steps or "", good[0].bridges or ""
+            steps, bridges = (
+                " ".join(f"{part}" for part in sorted({getattr(result, what) for result in good}) if part)
+                for what in ("steps", "bridges")
+            )
             trusted = all(result.trusted for result in good)
             notes = " ".join(sorted({result.note for result in good}))
             print(
@@ -292,6 +305,9 @@ def report(names: Sequence[str], found: dict[Cell, Scored | str], *, quick: bool
                     figure(
                         f"{name}: bridged meco above {other}, nats", means[name, "bridged meco"] - means[name, other]
                     )
+            if (name, "default") in means:
+                gain = means[name, "default"] - means[name, "auto noise"]
+                ok &= figure(f"{name}: default above its noise, nats", gain, -0.01, at_least=True)
     return ok or quick
 
 

@@ -234,7 +234,7 @@ class TestLaid:
         chosen = Spacing((0.0, 0.3, 1.0), (0.4, 0.7), even_alphas(2))
         monkeypatch.setattr(groundwork, "pilot", lambda *_, **__: chosen)
         said = self.lay().said
-        assert said["noise"].startswith("Picked mixture: mean log density ")
+        assert said["noise"].startswith("Picked mixture: by the log density ")
         assert said["bridges"] == "2 bridges: a pilot saw 0.4 to 0.7 nats between neighbours of its 2."
         assert self.lay().alphas == (0.0, 0.3, 1.0)
         assert self.lay(noise="gaussian", bridges="3").said == {}
@@ -356,7 +356,7 @@ class TestRun:
         result = numbers(Path("runs/t/result.json").read_text())
         assert result["bridges"] == 1
         assert set(result["chosen"]) == {"noise", "bridges"}
-        assert result["chosen"]["noise"].startswith("Picked gaussian: mean log density ")
+        assert result["chosen"]["noise"].startswith("Picked gaussian: by the log density ")
         assert result["chosen"]["bridges"].startswith("No bridges: a pilot saw ")
         for line in result["chosen"].values():
             assert line in out

@@ -28,9 +28,9 @@ SICK = {
 }
 
 
-def readings(health, numbers, n, start=0):
+def readings(health, numbers, n, start=0, every=EVERY):
     for k in range(1, n + 1):
-        health.look(start + EVERY * k, HEALTHY | numbers)
+        health.look(start + every * k, HEALTHY | numbers)
 
 
 class TestRules:
@@ -68,13 +68,13 @@ class TestRules:
         assert f"{number:.4g}" in said or f"{number:.2g}" in said
         assert any(word in said for word in ("Leave out", "Lower", "Use more"))
 
-    @pytest.mark.parametrize("name", ("certified", "lag"))
+    @pytest.mark.parametrize("name", ["certified", "lag"])
     def test_the_first_steps_are_all_looked_at(self, name):
         health = Health(event=2, draws=500)
-        assert all(health.due(t) for t in range(1, 11)) and not health.due(11)
+        assert all(health.due(t) for t in range(1, 11))
+        assert not health.due(11)
         with pytest.warns(HealthWarning, match=name):
-            for t in (1, 2):
-                health.look(t, HEALTHY | SICK[name])
+            readings(health, SICK[name], 2, every=1)
 
     def test_one_batch_that_runs_ahead_is_chance(self):
         health = Health(event=2, draws=500)
@@ -141,6 +141,18 @@ class TestKnownCases:
         model = Quadratic(1, learn_precision=False)
         with pytest.raises(Unhealthy, match=r"certified: .*noise closer to the data"):
             fit(model, MECO(Gaussian(1)), x, Training(steps=2000, lr=0.05), strict=True)
+
+    @pytest.mark.parametrize("distance", [2.0, 4.0, 8.0, 16.0])
+    def test_steps_too_large_are_told_before_the_mean_runs_away(self, distance):
+        """The paper's case study at a learning rate of 1: theta is lost within ten steps."""
+        x = distance + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
+        training = Training(steps=100, batch=100, optimizer="sgd", lr=1.0)
+        free, stopped = (Quadratic(1, learn_precision=False) for _ in range(2))
+        with pytest.warns(HealthWarning):
+            fit(free, MECO(Gaussian(1)), x, training)
+        with pytest.raises(Unhealthy, match="certified|lag"):
+            fit(stopped, MECO(Gaussian(1)), x, training, strict=True)
+        assert (stopped.mean - distance).abs() < 2 * distance < (free.mean - distance).abs()
 
     def test_warnings_survive_a_resume(self, tmp_path):
         x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))

@@ -685,6 +685,29 @@ class TestFlow:
             SplineFlow.fit(normal(9, 1))
 
 
+class TestOptions:
+    def test_are_the_kinds_own(self):
+        x = clusters(300)
+        assert fit(x, "mixture", components=3).components == 3
+        narrow = fit(x, "smoothed", bandwidth=0.25)
+        assert torch.equal(narrow.log_prob(x.float()), Smoothed.fit(x, 0.25).log_prob(x.float()))
+        assert fit(x, "copula", pieces=8).transform.pieces == 8
+        with pytest.raises(InvalidValue, match="The noise 'mixture' has no such option: .*'component'"):
+            fit(x, "mixture", component=3)
+        with pytest.raises(InvalidValue, match="The noise 'auto' has no options: name the kind to give it components"):
+            fit(x, components=3)
+
+    def test_the_papers_mixture(self):
+        """Data points plus noise, and a Gaussian."""
+        x = clusters(200)
+        q = fit(x, "smoothed+gaussian", share=0.25, bandwidth=0.5).double()
+        parts = (Smoothed.fit(x, 0.5).double(), Gaussian.fit(x).double())
+        expected = (0.25 * parts[0].log_prob(x).exp() + 0.75 * parts[1].log_prob(x).exp()).log()
+        torch.testing.assert_close(q.log_prob(x), expected, rtol=1e-5, atol=1e-5)
+        with pytest.raises(InvalidValue, match="'share' of the smoothed rows must be between 0 and 1. Got 1"):
+            fit(x, "smoothed+gaussian", share=1)
+
+
 class TestAuto:
     @pytest.mark.parametrize(
         ("kind", "data"),
@@ -699,7 +722,7 @@ class TestAuto:
         q = fit(x)
         assert q.choice.kind == kind
         assert set(q.choice.scores) == {"gaussian", "copula", "mixture", "smoothed"}
-        assert q.choice.line().startswith(f"Picked {kind}: mean log density ")
+        assert q.choice.line().startswith(f"Picked {kind}: by the log density ")
         direct = fit(x, kind)
         torch.testing.assert_close(q.log_prob(x.float()), direct.log_prob(x.float()), rtol=1e-4, atol=1e-4)
 
@@ -717,6 +740,31 @@ class TestAuto:
             assert score == pytest.approx(float(fit(x, kind).double().log_prob(apart).mean()), abs=1e-5)
         difference = fit(x, "copula").double().log_prob(apart) - fit(x, "gaussian").double().log_prob(apart)
         assert choice.stderr["gaussian"] == pytest.approx(float(difference.std(correction=0)) / 300**0.5, rel=1e-4)
+
+    @pytest.mark.filterwarnings("ignore::unnorm.errors.ShrinkageWarning")
+    @pytest.mark.parametrize("width", [1e-3, 1.0, 1e3])
+    def test_constant_columns_have_no_say(self, width):
+        """The scores are those without them, whatever width a noise gives them."""
+        x, apart = normal(500, 2).exp(), normal(300, 2, seed=1).exp()
+        still = torch.full((1, 1), width, dtype=torch.float64)
+        more, more_apart = (torch.cat([rows, still.expand(len(rows), 1)], 1) for rows in (x, apart))
+        alone, together = fit(x, held_out=apart), fit(more, held_out=more_apart)
+        assert together.choice.kind == alone.choice.kind
+        assert together.choice.scores == pytest.approx(alone.choice.scores, abs=1e-4)
+        assert together.sample(3).shape == (3, 3)
+
+    @pytest.mark.parametrize("scale", [1.0, 0.37])
+    def test_counts_are_compared_as_spread_over_their_cells(self, scale):
+        """Spikes on the integers have any score they like; spread out, the copula's is -(entropy + log scale) each."""
+        g = seeded(3)
+        counts = torch.poisson(torch.full((4000, 2), 4.0, dtype=torch.float64), generator=g)
+        apart = torch.poisson(torch.full((2000, 2), 4.0, dtype=torch.float64), generator=g)
+        assert GaussianMixture.fit(scale * counts, 64).log_prob(scale * apart).mean() > -2  # the spikes
+        choice = fit(scale * counts, held_out=scale * apart).choice
+        assert choice.kind == "copula"
+        expected = -2 * (stats.poisson(4).entropy() + math.log(scale))
+        assert choice.scores["copula"] == pytest.approx(expected, abs=0.06)
+        assert max(choice.scores.values()) < expected + 0.06
 
     def test_held_out_rows_are_not_fitted_to(self):
         x = normal(200, 2)

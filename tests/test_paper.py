@@ -14,7 +14,7 @@ from unnorm import ENCE, MECO, NCE, Bridged, Gaussian, MCMCLikelihood, Telescope
 from unnorm.cli import main
 from unnorm.errors import InvalidValue
 from unnorm.paper import gaussian_report, gaussian_study
-from unnorm.paper.gaussian_mean import MCMC, Bridges, Contrast, Plain, Problem, floor, linear_optimum, train
+from unnorm.paper.gaussian_mean import COUPLINGS, MCMC, Bridges, Contrast, Plain, Problem, floor, linear_optimum, train
 from unnorm.paper.gaussian_report import FILES, landscape
 from unnorm.paper.gaussian_study import METHODS, Study, tuned, warnings_of
 
@@ -128,13 +128,14 @@ class TestReplicas:
             MCMC(), Mean(), estimator, lambda p, lr: optim.sgd(p, lr, beta=1.0), 0.3, lambda model: model.theta.item()
         )
 
-    def test_bridges_with_shared_pairs_are_a_telescope(self):
+    @pytest.mark.parametrize("coupling", COUPLINGS)
+    def test_bridges_are_a_telescope(self, coupling):
         net = nn.Linear(1, 6, bias=False)
         nn.init.zeros_(net.weight)
         model = Bridged(Gaussian(1), net)
-        estimator = Telescope(model.noise, 6, gamma=0.1)
+        estimator = Telescope(model.noise, 6, gamma=0.1, coupling=coupling)
         self.against_the_library(
-            Bridges(6, "linear", "shared"), model, estimator, optim.sgd, 0.3, lambda model: net.weight.sum().item()
+            Bridges(6, "linear", coupling), model, estimator, optim.sgd, 0.3, lambda model: net.weight.sum().item()
         )
 
 

@@ -56,9 +56,9 @@ class Spacing(NamedTuple):
 
     def line(self) -> str:
         """For a person."""
-        low, high = min(self.gaps), max(self.gaps)
+        low, high = (max(0.0, end) for end in (min(self.gaps), max(self.gaps)))  # less than none is chance
         if self.bridges == 1:
-            return f"No bridges: a pilot saw {sum(self.gaps):.1f} nats between data and noise."
+            return f"No bridges: a pilot saw {max(0.0, sum(self.gaps)):.1f} nats between data and noise."
         seen = f"a pilot saw {low:.1f} to {high:.1f} nats between neighbours of its {len(self.gaps)}"
         return f"{self.bridges} bridges: {seen}."
 

@@ -14,7 +14,17 @@ from unnorm.points import points_for_scoring, prepare
 __all__ = ["diagnosis"]
 
 NOISE_DRAWS = 50_000
-NUMBERS = ("test_nll", "test_stderr", "test_rows", "train_nll", "noise_nll", "gain_stderr", "discrete", "singular")
+NUMBERS = (
+    "test_nll",
+    "test_stderr",
+    "test_rows",
+    "train_nll",
+    "noise_nll",
+    "gain_stderr",
+    "discrete",
+    "singular",
+    "best_kept",
+)
 
 
 def diagnosis(folder: Path, density: Density, data: str | None, **options: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ Rule: TypeAlias = Callable[[Sequence[Reading], int, int], str | None]
 """(readings, oldest first; numbers in one event; noise draws in a step) -> what is wrong and the cure, or None."""
 
 LAG = 1.0  # nats
+MANY = 10  # effective draws
 
 SMALLER_STEPS = "Leave out the fixed step size (one is found then), or make it smaller; or lower the learning rate."
 
@@ -111,13 +112,20 @@ def certified(readings: Sequence[Reading], event: int, draws: int) -> str | None
 
 
 def lag(readings: Sequence[Reading], event: int, draws: int) -> str | None:
-    """u should be the mean weight. What runs ahead of it, look after look, is a log Z that moves faster than u can."""
-    recent = [now["lag"] for now in readings[-2:] if "lag" in now]
-    if len(recent) < 2 or min(recent) <= LAG:
+    """u should be the mean weight: a log Z that moves faster than u can is multiplied into the step.
+
+    One batch may be ahead by chance. Two looks in a row are not; nor is one of the first steps where, a step before,
+    the weights were carried by many draws.
+    """
+    recent = [now for now in readings[-2:] if "lag" in now]
+    if len(recent) < 2 or recent[-1]["lag"] <= LAG:
+        return None
+    before, now = recent
+    many = now["step"] == before["step"] + 1 and before.get("ess", 0.0) * draws >= MANY
+    if before["lag"] <= LAG and not many:
         return None
     return (
-        f"the mean weight of the noise draws is {math.exp(recent[-1]):.2g} times the tracked u, and was "
-        f"{math.exp(recent[0]):.2g} times it a look before: log Z runs ahead of u, which multiplies the step. "
+        f"the mean weight of the noise draws is {math.exp(now['lag']):.2g} times the tracked u: log Z runs ahead of u. "
         "Lower the learning rate, raise gamma, or use more noise draws."
     )
 
@@ -163,9 +171,9 @@ class Health:
         return t <= FIRST or t % EVERY == 0
 
     def look(self, t: int, numbers: Reading) -> None:
-        """Judge the numbers of step `t`."""
+        """Judge the numbers of step `t`; best before its update, which they may speak against."""
         regular = t % EVERY == 0
-        reading = {**numbers, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)}
+        reading = {**numbers, "step": t, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)}
         kept = self._readings if regular else self._first
         kept.append(reading)
         for name, rule in RULES.items():

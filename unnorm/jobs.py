@@ -99,7 +99,7 @@ def run(
     result |= {"fit_seconds": seconds, "steps": int(history["step"][-1]) if len(history) else 0}
     result |= {"chosen": ground.said, "bridges": max(1, len(ground.alphas) - 1), "certified": history.certified}
     for name in ("log_u", "log_z"):
-        if history[name]:
+        if history[name] and job.training.iterate == "last":  # another iterate's says nothing of the one that is kept
             result[f"training_{name}"] = history[name][-1]
     write_atomically(out / RESULT, sealed(result))
     report.write(out, asdict(job), points, density, result)
@@ -151,6 +151,7 @@ def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) ->
         "train_nll": train.value,
         "noise_nll": nll(log_q).value,
         "gain_stderr": nll(log_q - log_p).stderr,
+        "best_kept": int(job.training.iterate == "best"),
     }
     numbers["discrete"] = _discrete(points.train[some])
     numbers["singular"] = _singular(points.train[some])

@@ -52,10 +52,11 @@ def step(
     *,
     generator: torch.Generator | None = None,
     backward: Callable[[Tensor], Any] = torch.Tensor.backward,
+    inspect: Callable[[dict[str, Tensor]], Any] | None = None,
 ) -> dict[str, Tensor]:
     """One step of optimization on the batch `x`; returns the objective's `info`.
 
-    A non-finite objective raises before anything is updated.
+    A non-finite objective raises before anything is updated; then `inspect` sees the `info`, and may raise too.
 
     >>> from unnorm import MECO, Gaussian, Quadratic, optim
     >>> model, estimator = Quadratic(1), MECO(Gaussian(1))
@@ -70,6 +71,8 @@ def step(
             f"the objective is not finite (surrogate = {objective.surrogate.item():.4g}, {numbers}). "
             "Lower the learning rate, bring the noise closer to the data, or check the model's output on this batch."
         )
+    if inspect is not None:
+        inspect(objective.info)
     optimizer.zero_grad()
     backward(objective.surrogate)
     optimizer.step()
@@ -222,6 +225,7 @@ class _Run:
                     x,
                     generator=self.generator,
                     backward=self._backward,
+                    inspect=(lambda info: self.health.look(t, _floats(info))) if self.health.due(t) else None,
                 )
         except NonFiniteObjective as problem:
             raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
@@ -229,11 +233,9 @@ class _Run:
         last = t == self.training.steps
         validating = self.validation is not None and t % self.training.validate_every == 0
         logging = last or validating or t == 1 or t % self.training.log_every == 0
-        if logging or bar.due() or self.health.due(t):
-            numbers = {name: float(value) for name, value in info.items()}
+        if logging or bar.due():
+            numbers = _floats(info)
             bar.show(t, numbers)
-            if self.health.due(t):
-                self.health.look(t, numbers)
             if validating:
                 numbers["validation"] = self._validate()
             if logging:
@@ -374,6 +376,10 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _floats(info: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in info.items()}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -14,7 +14,7 @@ from unnorm.data.transforms import Transform, floating
 from unnorm.errors import DataError, InvalidValue
 from unnorm.types import event_shape
 
-__all__ = ["Gaussianize"]
+__all__ = ["Gaussianize", "discrete_cells"]
 
 LOOKED_AT = 10_000  # rows that choose the knots; all rows are counted
 LEVELS = 256  # integers within so wide a range have a piece each, where `smooth` is asked for
@@ -76,8 +76,9 @@ class Gaussianize(Transform):
                 all coordinates: for integers after `Dequantize(levels)`, `torch.arange(levels + 1) / levels`.
             pseudo_count: is added to the count of each piece and of both tails.
             smooth: splines for coordinates of many values: of n rows at most n^0.4 pieces (but 4 are allowed), closer
-                together toward the tails, from the least value to the greatest. Integers less than 256 apart have a
-                piece each, from k - 1/2 to k + 1/2, also where these are more than `pieces`.
+                together toward the tails, from the least value to the greatest. Integers less than 256 apart, and
+                other evenly spaced values that are repeated, have a piece each, from k - 1/2 to k + 1/2, also where
+                these are more than `pieces`.
         """
         if not pseudo_count > 0:
             raise InvalidValue(f"The 'pseudo_count' of Gaussianize must be positive. Got {pseudo_count}.")
@@ -166,6 +167,17 @@ class Gaussianize(Transform):
         return (torch.searchsorted(edges, values.detach(), right=True) - 1).clamp(0, self.pieces - 1)
 
 
+def discrete_cells(data: RowSource) -> list[Tensor | None]:
+    """The edges of the cells of each coordinate's values where these are few or integers; None where they are not.
+
+    >>> [None if edges is None else edges.tolist() for edges in discrete_cells(torch.tensor([[1, 0.3], [2, 0.4]]))]
+    [[0.5, 1.5, 2.5], None]
+    """
+    columns = data[spread(len(data), LOOKED_AT)].double().cpu().flatten(1).numpy().T
+    knots, curved = _for_splines(data, columns, 64)
+    return [None if smooth else torch.from_numpy(own) for own, smooth in zip(knots, curved, strict=True)]
+
+
 def _positive(pieces: int) -> int:
     if not isinstance(pieces, int) or pieces < 1:
         raise InvalidValue(f"The 'pieces' of Gaussianize must be at least 1. Got {pieces}.")
@@ -224,7 +236,10 @@ def _for_spline(column: np.ndarray, n: int, pieces: int, low: float, high: float
     if (column == np.round(column)).all() and high - low < LEVELS and max(abs(low), abs(high)) < 2**40:
         return np.arange(math.floor(low) - 0.5, math.ceil(high) + 1.0), False
     values = np.unique(column)
-    if len(values) <= pieces and (len(values) < len(column) / 2 or len(values) == 1):
+    repeated = len(values) < len(column) / 2
+    if repeated and (knots := _lattice(values, low, high)) is not None:
+        return knots, False
+    if len(values) <= pieces and (repeated or len(values) == 1):
         return _chosen(column, pieces), False
     few = min(pieces, max(4, round(n**0.4)))
     level = np.sin(np.pi / 2 * np.linspace(0, 1, few + 1)) ** 2  # equally hard to know: Var F(x) = F (1 - F) / n
@@ -232,6 +247,24 @@ def _for_spline(column: np.ndarray, n: int, pieces: int, low: float, high: float
     knots = np.unique(np.concatenate([[low], np.quantile(column, level), [high]]))
     knots = _apart(knots, np.abs(knots).max())
     return knots, len(values) > 1
+
+
+def _lattice(values: np.ndarray, low: float, high: float) -> np.ndarray | None:
+    """The edges of the cells of values that are evenly spaced, such as integers that were standardised; else None.
+
+    >>> _lattice(np.array([-0.5, 0.0, 1.0]), -0.5, 1.0)
+    array([-0.75, -0.25,  0.25,  0.75,  1.25])
+    >>> _lattice(np.array([0.0, 1.0, 2.5]), 0.0, 2.5)
+    """
+    if len(values) < 2:
+        return None
+    least = np.diff(values).min()
+    n = round((high - low) / least) if (high - low) < LEVELS * least else LEVELS
+    step = (high - low) / n
+    places = (values - low) / step
+    if n >= LEVELS or np.abs(places - np.round(places)).max() > 1e-3:
+        return None
+    return np.asarray(low + step * (np.arange(n + 2) - 0.5))
 
 
 def _counts(data: RowSource, knots: list[np.ndarray]) -> list[np.ndarray]:

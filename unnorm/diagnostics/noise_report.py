@@ -61,9 +61,12 @@ class NoiseReport(NamedTuple):
 
     def lines(self) -> list[str]:
         """For a person."""
+        certify = f"{self.n_noise:,.0f} draws certify up to log n = {self.limit:.1f}"
+        far = f"noise: KL at least {max(self.kl, 0.0):.2f} ± {self.kl_stderr:.2f} nats by {self.how}; {certify}"
+        if not self.certified:
+            far = f"noise: KL perhaps {self.kl:.1f} nats by {self.how}, which nobody can know: {certify}"
         lines = [
-            f"noise: KL at least {self.kl:.2f} ± {self.kl_stderr:.2f} nats by {self.how}; "
-            f"{self.n_noise:,.0f} draws certify up to log n = {self.limit:.1f}",
+            far,
             f"noise: effective share of {self.n:,} draws {self.ess:.2g}, Pareto k {self.khat:.2f}",
         ]
         if not self.certified:
@@ -163,7 +166,7 @@ def _by_trees(noise: Drawn, rows: Any, n: int, generator: torch.Generator | None
     if len(rows) < 20:
         raise InvalidValue(f"A report on a noise against data needs at least 20 rows. Got {len(rows)}.")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 2 * MOST_ROWS]
-    picked = rows[order].double()
+    picked = torch.as_tensor(rows[order]).double()
     half = len(picked) // 2
     train, test = picked[:half], picked[half:]
     z = noise.sample(half, generator=generator).double()

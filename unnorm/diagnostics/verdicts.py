@@ -188,7 +188,8 @@ def verdict(
         log_z: estimates by method, the one in use last.
         numbers: `test_nll`, `test_stderr`, `train_nll`, `noise_nll`, in nats; `gain_stderr`, the error of the last
             one's distance from the first; `test_rows`; `discrete`, the number of columns that repeat values;
-            `singular`, whether some column depends linearly on others.
+            `singular`, whether some column depends linearly on others; `best_kept`, whether the iterate is the one
+            that validated best.
         warned: what the health monitor said during training.
         doubts: what the ladder has against its log Z.
         checked: whether rows that were not trained on had a say.
@@ -264,10 +265,10 @@ def _likelihood_doubts(numbers: Mapping[str, float], used: LogZ) -> list[str]:
     if (discrete := numbers.get("discrete", 0)) > 0:
         doubts.append(f"{discrete:.0f} columns repeat values: a density of them has no natural scale")
     if train is not None and test - train > max(0.1, 3 * stderr):
-        doubts.append(
-            f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits "
-            "(--iterate best, fewer steps, a smaller model, or more rows)"
-        )
+        cure = "fewer steps, a smaller model, or more rows"
+        if not numbers.get("best_kept"):
+            cure = f"--iterate best, {cure}"
+        doubts.append(f"test NLL {test:.3f} is far above train NLL {train:.3f}: it overfits ({cure})")
     if noise is not None and used.method == "importance" and noise - test > math.log(used.n):
         doubts.append(
             f"the data are {noise - test:.1f} nats from the noise, more than log n = {math.log(used.n):.1f}: "

@@ -17,7 +17,7 @@ from unnorm.types import LogDensity, Objective
 
 __all__ = ["Telescope", "even_alphas", "waymarks"]
 
-COUPLINGS = ("shared", "own")
+COUPLINGS = ("shared", "independent", "own")
 CENTRE_DRAWS = 4096  # of a noise whose mean is not known; any point near it would do
 
 
@@ -59,9 +59,9 @@ class Telescope(Estimator):
         noise: q.
         bridges: how many, or the alphas from 0 to 1 (see `unnorm.bridges.pilot`, which chooses them).
         base: MECO (the default), NCE (as published), ENCE or SNL: what learns each ratio.
-        coupling: "shared" pairs (x, z) of data and noise for all bridges: (K + 1) n points a step; or "own" noise draws
-            for each bridge, both of whose waymarks are made of these: 2 K n points. Networks learn faster of the first;
-            a few parameters that add up over the bridges add up its chance too (`results/gaussian-mean`).
+        coupling: "shared" noise draws for all waymarks, "independent" ones for each waymark, or each bridge's "own",
+            of which both of its waymarks are made: 2 K n points a step instead of (K + 1) n. Networks learn faster of
+            the first; parameters that add up over the bridges add up its chance too (`results/gaussian-mean`).
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
 
     `info` has `value` (the negative log-likelihood that the tracked or learned log Z of all bridges claim together),
@@ -93,7 +93,7 @@ class Telescope(Estimator):
         if not (isinstance(base, type) and issubclass(base, Contrastive)):
             raise InvalidValue(f"The base of a Telescope is MECO, NCE, ENCE or SNL. Got {base}.")
         if coupling not in COUPLINGS:
-            raise InvalidValue(f"The coupling of a Telescope is 'shared' or 'own'. Got {coupling!r}.")
+            raise InvalidValue(f"The coupling of a Telescope is one of {', '.join(COUPLINGS)}. Got {coupling!r}.")
         if issubclass(base, MECO):
             options.setdefault("centred", True)
         self.noise, self.coupling = noise, coupling
@@ -147,7 +147,7 @@ class Telescope(Estimator):
         heads = self._heads(model, points.flatten(0, -x.ndim), n_bridges).view(
             *points.shape[: -x.ndim], pairs, n_bridges
         )
-        before, after = (heads[:-1], heads[1:]) if self.coupling == "shared" else heads
+        before, after = heads if self.coupling == "own" else (heads[:-1], heads[1:])
         at_data = before.diagonal(dim1=0, dim2=2).mT  # head k at waymark k: (K, n)
         at_noise = after.diagonal(dim1=0, dim2=2).mT  # and at the next one
         each = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), at_noise))
@@ -159,14 +159,14 @@ class Telescope(Estimator):
     def _points(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """The waymarks (K + 1, n, *event); of own pairs those before and after each bridge, (2, K, n, *event)."""
         n, k = len(x), len(self.alphas) - 1
-        own = self.coupling == "own"
-        z = self.noise.sample(k * n if own else n, generator=generator).to(x.dtype)
+        times = {"shared": 1, "independent": k + 1, "own": k}[self.coupling]
+        z = self.noise.sample(times * n, generator=generator).to(x.dtype)
         if x.shape[1:] != z.shape[1:]:
             raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
         alphas, centre = self.alphas.to(x.dtype), self.centre.to(x.dtype)
-        if not own:
+        z = z.view(times, *x.shape)
+        if self.coupling != "own":
             return waymarks(x, z, alphas, centre)
-        z = z.view(k, *x.shape)
         return torch.stack([waymarks(x, z, part, centre) for part in (alphas[:-1], alphas[1:])])
 
     @staticmethod

@@ -11,13 +11,14 @@ class Choice(NamedTuple):
 
     Attributes:
         kind: the one that was picked.
-        scores: of each kind that was tried, its mean log density of the rows set aside; empty if none was.
+        scores: of each kind that was tried, its mean log density of the rows set aside, less their constant columns;
+            empty if none was.
         stderr: of each other kind, the standard error of its difference to the one that was picked, row by row.
         left_out: of each kind that was not tried or failed, why.
         n: how many rows were set aside.
 
     >>> Choice("copula", {"gaussian": -2.5, "copula": -2.25}, {"gaussian": 0.02}, {"flow": "never tried"}, 500).line()
-    'Picked copula: mean log density -2.250 on 500 held-out rows; gaussian is 0.250 +- 0.020 lower. Not tried: flow
+    'Picked copula: by the log density of 500 held-out rows; gaussian 0.250 ± 0.020 nats lower. Not tried: flow
     (never tried).'
     """
 
@@ -30,14 +31,15 @@ class Choice(NamedTuple):
     def line(self) -> str:
         """One sentence or two for a person."""
         said = f"Picked {self.kind}"
-        if self.kind in self.scores:
-            own = self.scores[self.kind]
-            said += f": mean log density {own:.3f} on {self.n} held-out rows"
-            for kind, score in self.scores.items():
-                if kind != self.kind:
-                    word = "lower" if score <= own else "higher"
-                    said += f"; {kind} is {abs(own - score):.3f} +- {self.stderr[kind]:.3f} {word}"
+        others = [kind for kind in self.scores if kind != self.kind]
+        if others:
+            said += f": by the log density of {self.n} held-out rows; " + ", ".join(map(self._compared, others))
         said += "."
         if self.left_out:
             said += f" Not tried: {', '.join(f'{kind} ({why})' for kind, why in self.left_out.items())}."
         return said
+
+    def _compared(self, kind: str) -> str:
+        gap = self.scores[self.kind] - self.scores[kind]
+        word = "lower" if gap >= 0 else "higher"
+        return f"{kind} {abs(gap):.3f} ± {self.stderr[kind]:.3f} nats {word}"

@@ -3,36 +3,49 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unnorm.data.rows import RowSource, spread
-from unnorm.errors import DataError, ShrinkageWarning
+from unnorm.data.quantiles import discrete_cells
+from unnorm.data.rows import RowSource, moments, spread
+from unnorm.errors import DataError, InvalidValue, ShrinkageWarning
 from unnorm.names import choose
 from unnorm.noise.base import Noise
 from unnorm.noise.choice import Choice
 from unnorm.noise.copula import Copula
 from unnorm.noise.flow import Flow
 from unnorm.noise.gaussian import Gaussian
-from unnorm.noise.mixture import GaussianMixture
+from unnorm.noise.mixture import GaussianMixture, Mixture
 from unnorm.noise.smoothed import Smoothed
 from unnorm.noise.uniform import Uniform
 
 __all__ = ["fit"]
 
-Fit = Callable[[RowSource, torch.Generator | None], Noise]
+Fit = Callable[..., Noise]
+
+
+def _smoothed(data: RowSource, generator: torch.Generator | None, **options: Any) -> Noise:
+    return Smoothed.fit(data, **{"bandwidth": "loo"} | options)
+
+
+def _with_gaussian(data: RowSource, generator: torch.Generator | None, share: float = 0.5, **options: Any) -> Noise:
+    if not 0 < share < 1:
+        raise InvalidValue(f"The 'share' of the smoothed rows must be between 0 and 1. Got {share}.")
+    return Mixture([_smoothed(data, generator, **options), Gaussian.fit(data)], [share, 1 - share])
+
 
 KINDS: Mapping[str, Fit] = {
-    "gaussian": lambda data, generator: Gaussian.fit(data),
-    "gaussian-diagonal": lambda data, generator: Gaussian.fit(data, "diagonal"),
-    "gaussian-low-rank": lambda data, generator: Gaussian.fit(data, "low-rank"),
-    "copula": lambda data, generator: Copula.fit(data),
-    "mixture": lambda data, generator: GaussianMixture.fit(data),
-    "smoothed": lambda data, generator: Smoothed.fit(data, "loo"),
-    "flow": lambda data, generator: Flow.fit(data, generator=generator),
-    "uniform": lambda data, generator: Uniform.fit(data),
+    "gaussian": lambda data, generator, **options: Gaussian.fit(data, **options),
+    "gaussian-diagonal": lambda data, generator, **options: Gaussian.fit(data, "diagonal", **options),
+    "gaussian-low-rank": lambda data, generator, **options: Gaussian.fit(data, "low-rank", **options),
+    "copula": lambda data, generator, **options: Copula.fit(data, **options),
+    "mixture": lambda data, generator, **options: GaussianMixture.fit(data, **options),
+    "smoothed": _smoothed,
+    "smoothed+gaussian": _with_gaussian,
+    "flow": lambda data, generator, **options: Flow.fit(data, **{"generator": generator} | options),
+    "uniform": lambda data, generator, **options: Uniform.fit(data, **options),
 }
 WIDE = 2000  # columns above which no full covariance is fitted
 MIXTURE_COLUMNS = 100
@@ -48,21 +61,28 @@ def fit(
     *,
     held_out: RowSource | None = None,
     generator: torch.Generator | None = None,
+    **options: Any,
 ) -> Noise:
     """A noise close to the data; its attribute `choice` says which, and `choice.line()` says it to a person.
 
     Args:
         data: rows to fit to.
         kind: "gaussian", "gaussian-diagonal", "gaussian-low-rank", "copula", "mixture" (of Gaussians), "smoothed" (a
-            data point plus noise), "flow" (a trained one; needs zuko), "uniform"; or "auto".
+            data point plus noise), "smoothed+gaussian" (the paper's mixture of these two; `share` is the first's),
+            "flow" (a trained one; needs zuko), "uniform"; or "auto".
         held_out: rows that "auto" compares on, at most 5,000 of them; the noise is not fitted to them. When None, a
             tenth of the data, from 5 to 5,000 rows, is set aside for it, and the winner is fitted anew to all.
         generator: draws which rows are set aside, and a flow's training; seed 0 when None.
+        options: of the kind's own `fit`, such as components=8 of a mixture; "auto" has none.
 
     "auto" tries the Gaussian (low-rank above 2,000 columns), the copula (up to 2,000 columns), the mixture (up to 100
     columns) and the smoothed rows (up to 20 columns and 5,000 rows). It takes the one with the highest mean log density
     of the held-out rows, or the first in this order that is within one standard error of it (of the difference, row by
     row). A flow is never tried. Fewer than 20 rows are not divided: the Gaussian is taken.
+
+    A density of a constant column, or of integers, can be as high as its spikes are narrow. Therefore constant columns
+    have no part in the comparison, and in it each value of a discrete column is spread evenly over its cell, as
+    `Gaussianize` has it.
 
     >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)).exp()
     >>> q = fit(x)
@@ -73,9 +93,17 @@ def fit(
     unnorm.errors.InvalidValue: Unknown kind of noise 'gaussain'. Did you mean 'gaussian'? Known: gaussian, ...
     """
     if kind != "auto":
-        noise = choose("kind of noise", kind, {**KINDS, "auto": KINDS["gaussian"]})(data, generator)
+        make = choose("kind of noise", kind, {**KINDS, "auto": KINDS["gaussian"]})
+        try:
+            noise = make(data, generator, **options)
+        except TypeError as problem:
+            if "unexpected keyword" not in str(problem) and "multiple values" not in str(problem):
+                raise
+            raise InvalidValue(f"The noise '{kind}' has no such option: {problem}.") from None
         noise.choice = Choice(kind)
         return noise
+    if options:
+        raise InvalidValue(f"The noise 'auto' has no options: name the kind to give it {', '.join(options)}.")
     if len(data) == 0 or (held_out is not None and len(held_out) == 0):
         raise DataError("The data have no rows." if len(data) == 0 else "The 'held_out' data have no rows.")
     generator = generator or torch.Generator().manual_seed(0)
@@ -85,7 +113,7 @@ def fit(
     if judge is None:
         left_out = dict.fromkeys([*names[1:], *left_out], f"{len(data)} rows are too few to set some aside")
     else:
-        tried, failed = _compared(names, some, judge, generator)
+        tried, failed = _compared(names, *_comparable(some, judge, generator), generator)
         left_out |= failed
     winner = _pick(tried) if tried else names[0]
     noise = _anew(winner, tried, data, generator)
@@ -127,6 +155,40 @@ def _divided(
     apart = min(HELD_OUT, max(5, len(some) // 10))
     order = some[torch.randperm(len(some), generator=generator, device=generator.device).cpu()]
     return _Some(data, order[apart:].sort().values), data[order[:apart].sort().values]
+
+
+class _Columns:
+    """Rows as flat ones, less their constant columns; values of discrete columns spread evenly over their cells."""
+
+    def __init__(self, data: RowSource, varying: Tensor, cells: list[Tensor | None], generator: torch.Generator):
+        self.data, self.varying, self.cells = data, varying, cells
+        discrete = sum(own is not None for own in cells)
+        self.places = torch.rand(len(data), discrete, generator=generator, device=generator.device).cpu()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        rows = self.data[index].flatten(1)[:, self.varying.to(index.device)].double()
+        places = iter(self.places[index.cpu()].to(rows).T)
+        for column, edges in enumerate(self.cells):
+            if edges is not None:
+                edges = edges.to(rows)
+                place = torch.searchsorted(edges, rows[:, column].contiguous(), right=True) - 1
+                cell = place.clamp(0, len(edges) - 2)
+                rows[:, column] = edges[cell] + next(places) * (edges[cell + 1] - edges[cell])
+        return rows
+
+
+def _comparable(data: RowSource, judge: Tensor, generator: torch.Generator) -> tuple[RowSource, Tensor]:
+    """The rows to compare on, and those set aside, without what would decide by the width of spikes."""
+    constant = moments(data).constant.flatten().cpu()
+    cells = discrete_cells(data)
+    if constant.all() or not (constant.any() or any(own is not None for own in cells)):
+        return data, judge
+    kept = [own for own, still in zip(cells, constant.tolist(), strict=True) if not still]
+    everything = torch.arange(len(judge), device=judge.device)
+    return _Columns(data, ~constant, kept, generator), _Columns(judge, ~constant, kept, generator)[everything]
 
 
 def _candidates(data: RowSource) -> tuple[list[str], dict[str, str]]:

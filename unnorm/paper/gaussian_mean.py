@@ -266,8 +266,8 @@ class Bridges(Method):
             no floor; but an error of s_k weighs 2 (R - mu_k) in the mean.
             "gaussian": the ratio of the waymarks of one N(theta, V): two parameters, no floor. In the first third of
             the steps V = 1: a wide Gaussian in the middle explains far data better than a narrow one.
-        coupling: "own" pairs (x, z) for each bridge, both of whose waymarks are made of these; "shared" pairs for all
-            waymarks, as in `Telescope`; or "independent" z for every waymark.
+        coupling: of the noise draws, as in `Telescope`: each bridge's "own", of which both of its waymarks are made;
+            "shared" by all waymarks; or "independent" for every waymark.
     """
 
     beta = 0.9

@@ -125,7 +125,7 @@ beta 0.9; the learning rate falls along a cosine. Every theta begins at 0, the n
 The learning rate is tuned on the outcome, by method and R, as in the paper; where a method does not converge, the best
 one is that which happens to stop nearest. The MLE's own RMSE is {mle:.4f} on these rows, {expected:.4f} in expectation;
 a ratio of two RMSEs over {study.seeds} seeds has a relative error of up to {1 / math.sqrt(study.seeds):.0%}.
-Bridges: {bridges}; each has pairs (x, z) of its own.
+Bridges: {bridges}; each has noise draws of its own: Telescope(noise, bridges, coupling="own"), and equal to it.
 The noise fitted to the data has the MLE as its mean: a theta that begins there only shows that it stays.
 
 The same with the paper's four learning rates ({", ".join(f"{rate:g}" for rate in PAPER_RATES)}) only:
@@ -222,9 +222,9 @@ def _when(count: int, step: float | None) -> str:
 def _couplings(records: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     found = {(one["coupling"], one["heads"]): one for one in records if one["kind"] == "coupling"}
     meaning = {
-        "own": "own pairs for each bridge",
-        "shared": "the same pairs for all (Telescope)",
-        "independent": "independent noise for each waymark",
+        "own": "own: noise draws of each bridge",
+        "shared": "shared by all waymarks (Telescope's default)",
+        "independent": "independent for each waymark",
     }
     heads = list(dict.fromkeys(head for _, head in found))
     rows = [[text, *(_ratio(found[name, head], "ratio", "lr") for head in heads)] for name, text in meaning.items()]
