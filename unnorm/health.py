@@ -25,7 +25,7 @@ Rule: TypeAlias = Callable[[Sequence[Reading], int, int], str | None]
 """(readings, oldest first; numbers in one event; noise draws in a step) -> what is wrong and the cure, or None."""
 
 LAG = 1.0  # nats
-MANY = 10  # effective draws
+EVEN = 0.5  # effective share of draws that carry nearly the same
 
 SMALLER_STEPS = "Leave out the fixed step size (one is found then), or make it smaller; or lower the learning rate."
 
@@ -115,14 +115,14 @@ def lag(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """u should be the mean weight: a log Z that moves faster than u can is multiplied into the step.
 
     One batch may be ahead by chance. Two looks in a row are not; nor is one of the first steps where, a step before,
-    the weights were carried by many draws.
+    all draws carried nearly the same weight.
     """
     recent = [now for now in readings[-2:] if "lag" in now]
     if len(recent) < 2 or recent[-1]["lag"] <= LAG:
         return None
     before, now = recent
-    many = now["step"] == before["step"] + 1 and before.get("ess", 0.0) * draws >= MANY
-    if before["lag"] <= LAG and not many:
+    even = now["step"] == before["step"] + 1 and before.get("ess", 0.0) >= EVEN
+    if before["lag"] <= LAG and not even:
         return None
     return (
         f"the mean weight of the noise draws is {math.exp(now['lag']):.2g} times the tracked u: log Z runs ahead of u. "
