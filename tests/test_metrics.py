@@ -1,6 +1,7 @@
 """The metrics, against slow obvious re-implementations, closed forms, scipy, and cases worked by hand."""
 
 import math
+import statistics
 import sys
 from functools import partial
 
@@ -295,7 +296,8 @@ class TestCompareOptions:
         x, y = normal(40, 2) + 1, normal(40, 2, seed=1)
         own = partial(mmd, bandwidths=widths)
         found = compare(x, y, "mmd", bandwidths=widths, generator=seeded())
-        assert found == ("mmd", own(x, y), self.floor(own, y, seeded())[0], (40, 40), (20, 20))
+        floor = self.floor(own, y, seeded())
+        assert found == ("mmd", own(x, y), floor.rms, (40, 40), (20, 20), floor.chance)
         assert found.value != compare(x, y, "mmd").value
         assert compare(x, y, mmd, bandwidths=widths, generator=seeded()) == found
         assert compare(x, y, own, generator=seeded()) == found
@@ -304,7 +306,8 @@ class TestCompareOptions:
         x, y = normal(40, 1, 2, 2) + 1, normal(40, 1, 2, 2, seed=1)
         own = partial(frechet, features=lambda z: z.flatten(1)[:, :3])
         found = compare(x, y, "frechet", features=own.keywords["features"], generator=seeded())
-        assert found == ("frechet", own(x, y), self.floor(own, y, seeded())[0], (40, 40), (20, 20))
+        floor = self.floor(own, y, seeded())
+        assert found == ("frechet", own(x, y), floor.rms, (40, 40), (20, 20), floor.chance)
         assert found.value != compare(x, y, "frechet").value
         assert compare(x.numpy(), y.numpy(), "frechet", generator=seeded(), **own.keywords) == found
 
@@ -322,10 +325,21 @@ class TestCompareOptions:
 
 
 class TestNoiseFloor:
-    def test_twice_the_floor_is_resolved(self):
-        found = Discrepancy("mmd", 2.1, 1.0, (5, 5), (5, 5))
+    def test_three_deviations_above_the_mean_are_resolved(self):
+        found = Discrepancy("mmd", 4.1, 1.5, (5, 5), (5, 5), (1.0, 1.0))
         assert found.resolved
-        assert not found._replace(value=1.9).resolved
+        assert not found._replace(value=3.9).resolved
+
+    @pytest.mark.parametrize("metric", ["mmd", "frechet", "sliced-wasserstein"])
+    def test_power_and_false_alarms(self, metric):
+        """A tenth more spread is resolved nearly always, a second draw of the same hardly ever."""
+
+        def resolved(scale, seed):
+            x, y = scale * normal(1000, 2, seed=seed), normal(1000, 2, seed=1000 + seed)
+            return compare(x, y, metric, generator=seeded(seed)).resolved
+
+        assert sum(resolved(1.25, seed) for seed in range(8)) >= 7
+        assert sum(resolved(1.0, seed) for seed in range(20)) <= 1
 
     def test_parts_are_disjoint_and_of_the_sizes_asked_for(self):
         data = torch.arange(20.0)[:, None]
@@ -335,8 +349,9 @@ class TestNoiseFloor:
             seen.append((set(x[:, 0].tolist()), set(y[:, 0].tolist())))
             return 3.0 if len(seen) % 2 else -4.0
 
-        floor, n = noise_floor(metric, data, (6, 9), splits=4, generator=seeded())
+        floor, n, chance = noise_floor(metric, data, (6, 9), splits=4, generator=seeded())
         assert floor == pytest.approx(math.sqrt((9 + 16) / 2))
+        assert chance == pytest.approx((-0.5, statistics.stdev([3, -4, 3, -4])))
         assert n == (6, 9)
         assert len({frozenset(x) for x, _ in seen}) == 4
         for x, y in seen:
@@ -346,7 +361,11 @@ class TestNoiseFloor:
         ("wanted", "got"), [((100, 20), (10, 10)), ((3, 20), (3, 17)), ((10, 5), (10, 5)), ((15, 5), (10, 5))]
     )
     def test_sizes_never_exceed_those_compared(self, wanted, got):
-        assert noise_floor(lambda x, y: 0.0, torch.zeros(20, 1), wanted)[1] == got
+        assert noise_floor(lambda x, y: 0.0, torch.zeros(20, 1), wanted).n == got
+
+    def test_a_name_is_no_bandwidth(self):
+        with pytest.raises(InvalidValue, match="one number or several; None is the median. Got 'median'"):
+            mmd(normal(5, 2), normal(5, 2), bandwidths="median")
 
     def test_the_same_bandwidth_for_value_and_floor(self, monkeypatch):
         used = []
@@ -368,8 +387,8 @@ class TestNoiseFloor:
             compare(x, x, "mdm")
         with pytest.raises(InvalidValue, match="Unknown option of mmd 'bandwidth'. Did you mean 'bandwidths'"):
             compare(x, x, bandwidth=1.0)
-        with pytest.raises(InvalidValue, match="'splits' of a noise floor must be at least 1. Got 0"):
-            compare(x, x, splits=0)
+        with pytest.raises(InvalidValue, match="'splits' of a noise floor must be at least 2. Got 1"):
+            compare(x, x, splits=1)
         with pytest.raises(DataError, match="A noise floor needs at least 4 data. Got 3"):
             compare(x, x[:3], "frechet")
         with pytest.raises(InvalidValue, match=r"Got \(6, 3\), \(6, 2\)"):

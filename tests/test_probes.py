@@ -10,13 +10,17 @@ from unnorm import MLP, Gaussian, Tilted, from_distribution
 from unnorm.data.targets import target
 from unnorm.errors import InvalidValue
 from unnorm.partition import ladder
-from unnorm.partition.probes import beyond_support, far_out, tail_index
+from unnorm.partition.probes import beyond_support, far_out, tails
 
 F64 = torch.float64
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def tail_index(log_p, q):
+    return tails(log_p, q).least
 
 
 def student(df, dim):
@@ -44,6 +48,42 @@ def test_light_tails_have_no_index(width):
     assert tail_index(lambda x: -(x / width).square().sum(-1) / 2, q) == math.inf
     assert tail_index(lambda x: -(x / width).norm(dim=-1), q) == math.inf
     assert tail_index(lambda x: torch.where(x.norm(dim=-1) < width, 0.0, -math.inf), q) == math.inf
+
+
+def product(df, heavy, dim):
+    """`heavy` independent Student-t coordinates and normal ones; log Z is 0."""
+    t = td.StudentT(torch.tensor(df, dtype=F64))
+    constant = (dim - heavy) / 2 * math.log(2 * math.pi)
+    return lambda x: t.log_prob(x[:, :heavy]).sum(-1) - x[:, heavy:].square().sum(-1) / 2 - constant
+
+
+@pytest.mark.parametrize("heavy", [1, 3, 10])
+@pytest.mark.parametrize("df", [1.0, 2.0, 3.0])
+def test_heavy_coordinates_are_seen_among_light_ones(df, heavy):
+    q = Gaussian(10).double()
+    found = tails(product(df, heavy, 10), q)
+    assert math.isclose(found.least, df, rel_tol=1e-3)
+    assert found.axes == heavy
+    climb = ladder(product(df, heavy, 10), q, evaluations=100_000, generator=seeded())
+    assert not climb.trusted
+    assert any("no such tails" in line for line in climb.doubts)
+
+
+def test_a_heavy_plane_is_seen_among_light_coordinates():
+    """In the plane the density falls like r^-(df + 2), along each of its axes the mass like r^-(df + 1)."""
+    plane = student(1.5, 2)
+    found = tails(lambda x: plane(x[:, 2:4]) - x[:, [0, 1, 4]].square().sum(-1), Gaussian(5).double())
+    assert math.isclose(found.around, 1.5, rel_tol=1e-3)
+    assert math.isclose(found.along, 2.5, rel_tol=1e-3)
+    assert found.axes == 2
+
+
+def test_many_heavy_coordinates_need_lighter_tails():
+    """What the tails of several axes hold adds up: one Student-t with 5 degrees of freedom is no doubt, ten are."""
+    q = Gaussian(10).double()
+    assert far_out(product(5.0, 1, 10), q, alone=True)[1] is None
+    assert far_out(product(5.0, 10, 10), q, alone=True)[1] is not None
+    assert far_out(product(5.0, 10, 10), q, alone=False)[1] is None
 
 
 def test_a_tilted_network_falls_off_and_a_bare_one_does_not():

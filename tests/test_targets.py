@@ -13,7 +13,19 @@ import torch
 from scipy import integrate, stats
 from torch import distributions as td
 
-from unnorm.data.targets import TARGETS, Target, banana, double_well, funnel, gaussian, mixture, rbm, student_t, target
+from unnorm.data.targets import (
+    TARGETS,
+    Target,
+    banana,
+    double_well,
+    funnel,
+    gaussian,
+    heavy_axes,
+    mixture,
+    rbm,
+    student_t,
+    target,
+)
 from unnorm.errors import InvalidValue
 
 every_target = pytest.mark.parametrize("name", TARGETS)
@@ -299,11 +311,20 @@ def wells_proposal(x, n):
     return z, log_q
 
 
+def axes_proposal(x, n):
+    """Student's with one degree, heavier than the target's two, and normals."""
+    random = np.random.default_rng(3)
+    heavy, light = stats.t(1), stats.norm(0, 1.1)
+    z = np.concatenate([heavy.rvs((n, 2), random_state=random), light.rvs((n, 8), random_state=random)], -1)
+    return z, heavy.logpdf(z[:, :2]).sum(-1) + light.logpdf(z[:, 2:]).sum(-1)
+
+
 PROPOSALS = dict.fromkeys(GAUSSIANS, (gaussian_proposal, 40_000)) | {
     "mixture-40": (gaussian_proposal, 100_000),
     "banana-2": (student_proposal, 100_000),
     "funnel-10": (funnel_proposal, 40_000),
     "student-t-5": (student_proposal, 40_000),
+    "heavy-axes-10": (axes_proposal, 40_000),
     "rbm": (gaussian_proposal, 200_000),
     "double-well-20": (wells_proposal, 100_000),
 }
@@ -449,6 +470,7 @@ def test_functions_take_their_numbers():
         (lambda: funnel(3, 0.0), "'spread' of funnel must be positive and finite. Got 0.0"),
         (lambda: banana(math.inf), "'spread' of banana must be positive and finite. Got inf"),
         (lambda: student_t(0, torch.zeros(1), torch.eye(1)), "'df' of student_t must be a whole number from 1. Got 0"),
+        (lambda: heavy_axes(2, 3, 2), "from 1 to 2 heavy axes. Got 2 and 3"),
         (lambda: student_t(2.5, torch.zeros(1), torch.eye(1)), "whole number from 1. Got 2.5"),
         (lambda: rbm(torch.zeros(2, 3), torch.zeros(3), torch.zeros(2)), r"of rbm must have shapes.*\(2, 3\), \(3,\)"),
         (lambda: rbm(torch.zeros(2, 21), torch.zeros(2), torch.zeros(21)), "at most 20 hidden units. Got 21"),

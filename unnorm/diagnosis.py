@@ -42,7 +42,7 @@ def diagnosis(folder: Path, density: Density, data: str | None, **options: Any) 
     before, now = density.log_z, climb.log_z
     said = read_json(folder / RESULT, set()) if (folder / RESULT).exists() else {}
     numbers = {name: said[name] for name in NUMBERS if said.get(name) is not None}
-    judged = verdict(climb.log_zs(), numbers, said.get("warnings", ()), climb.doubts, checked=rows is not None)
+    judged = verdict(climb.log_zs(), numbers, said.get("warnings", ()), climb.doubts, checked=not climb.unchecked)
     lines = [
         f"log Z as saved: {before.value:.4f} ± {before.stderr:.4f} by {before.method}",
         f"checked with {which}; wanted: a standard error of {climb.wanted:g} nats",

@@ -26,6 +26,7 @@ __all__ = [
     "double_well",
     "funnel",
     "gaussian",
+    "heavy_axes",
     "mixture",
     "rbm",
     "student_t",
@@ -227,6 +228,35 @@ def _draw_student_t(n: int, generator: torch.Generator | None, df: Tensor, mean:
     white = _normal(mean, n, len(mean), generator=generator)
     chi_squared = _normal(mean, n, int(df), generator=generator).square().sum(-1, keepdim=True)
     return mean + white @ tril.mT * (df / chi_squared).sqrt()
+
+
+def heavy_axes(df: int, heavy: int, size: int, *, name: str = "heavy-axes") -> Target:
+    """`heavy` coordinates with the density (1 + x^2 / df)^(-(df + 1) / 2), and normal ones, all independent.
+
+    On a ray in a random direction the normal coordinates hide the heavy ones.
+
+    >>> round(heavy_axes(1, 1, 2).log_z, 4) == round(math.log(math.pi) + math.log(2 * math.pi) / 2, 4)
+    True
+    """
+    if not (isinstance(df, int) and df >= 1 and 1 <= heavy <= size):
+        raise InvalidValue(
+            f"heavy_axes needs a whole number of degrees, and from 1 to {size} heavy axes. Got {df} and {heavy}."
+        )
+    each = math.lgamma(df / 2) - math.lgamma((df + 1) / 2) + math.log(df * math.pi) / 2
+    log_z = heavy * each + (size - heavy) / 2 * math.log(2 * math.pi)
+    parameters = (_float64(df), torch.arange(size, dtype=torch.float64) < heavy)
+    return Target(name, (size,), log_z, parameters, _heavy_axes, _draw_heavy_axes)
+
+
+def _heavy_axes(x: Tensor, df: Tensor, heavy: Tensor) -> Tensor:
+    square = x.square()
+    return -torch.where(heavy > 0, (df + 1) * torch.log1p(square / df), square).sum(-1) / 2
+
+
+def _draw_heavy_axes(n: int, generator: torch.Generator | None, df: Tensor, heavy: Tensor) -> Tensor:
+    white = _normal(df, n, len(heavy), generator=generator)
+    chi_squared = _normal(df, n, len(heavy), int(df), generator=generator).square().sum(-1)
+    return torch.where(heavy > 0, white * (df / chi_squared).sqrt(), white)
 
 
 def rbm(weight: Tensor, visible_bias: Tensor, hidden_bias: Tensor, sigma: float = 1.0, *, name: str = "rbm") -> Target:
@@ -438,6 +468,7 @@ _BUILDERS: dict[str, Callable[[str], Target]] = {
     "funnel-10": lambda name: funnel(10, 3.0, name=name),
     "banana-2": lambda name: banana(10.0, 0.03, name=name),
     "student-t-5": _student_t_5,
+    "heavy-axes-10": lambda name: heavy_axes(2, 2, 10, name=name),
     "rbm": _rbm_10_8,
     "double-well-20": _double_well_20,
 }

@@ -78,8 +78,8 @@ def compare(
         name, measure = _name(metric), partial(metric, **options) if options else metric
     n = len(samples), len(data)
     pool = data if again is None else torch.cat([data, again])
-    floor, floor_n = noise_floor(measure, pool, n, splits=splits, generator=generator)
-    return Discrepancy(name, measure(samples, data), floor, n, floor_n)
+    floor = noise_floor(measure, pool, n, splits=splits, generator=generator)
+    return Discrepancy(name, measure(samples, data), floor.rms, n, floor.n, floor.chance)
 
 
 def mmd(x: Points, y: Points, *, bandwidths: Bandwidths | None = None) -> float:
@@ -104,6 +104,10 @@ def mmd(x: Points, y: Points, *, bandwidths: Bandwidths | None = None) -> float:
     x, y = _points(x, y)
     if bandwidths is None:
         bandwidths = median_bandwidth(x, y)
+    if isinstance(bandwidths, str):
+        raise InvalidValue(
+            f"The 'bandwidths' of mmd are one number or several; None is the median. Got '{bandwidths}'."
+        )
     one = isinstance(bandwidths, (int, float)) or getattr(bandwidths, "ndim", 1) == 0
     widths = tuple(float(h) for h in ((bandwidths,) if one else bandwidths))  # type: ignore[union-attr, arg-type]
     if not widths or not all(0 < h < math.inf for h in widths):

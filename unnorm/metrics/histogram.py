@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
+from unnorm.errors import DataError
 from unnorm.metrics.detection import Scores, as_numbers
 
 __all__ = ["score_histogram"]
 
 
 def score_histogram(path: Path | str, scores: Mapping[str, Scores], title: str = "") -> None:
-    """Histograms of log densities, one for each named set, over one axis; those at -inf are counted in the legend.
+    """Histograms of log densities, one for each named set, over one axis; those at infinity are counted in the legend.
 
     Args:
         path: the file; its ending says the format.
@@ -30,15 +31,19 @@ def score_histogram(path: Path | str, scores: Mapping[str, Scores], title: str =
     from matplotlib.figure import Figure
 
     values = {name: as_numbers(own) for name, own in scores.items()}
+    for name, own in values.items():
+        if np.isnan(own).any():
+            raise DataError(f"{int(np.isnan(own).sum())} of {len(own)} scores of '{name}' are NaN.")
     finite = {name: own[np.isfinite(own)] for name, own in values.items()}
     everything = np.concatenate(list(finite.values())) if finite else np.empty(0)
     span = tuple(np.quantile(everything, (0.005, 0.995))) if len(everything) else (0.0, 1.0)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
     for name, own in finite.items():
-        lost = len(values[name]) - len(own)
-        label = f"{name} ({len(values[name]):,}" + (f", {lost:,} at -inf)" if lost else ")")
-        # Weights, not density: what lies outside the axis or at -inf still counts in the whole.
+        ends = {"-inf": int((values[name] == -np.inf).sum()), "inf": int((values[name] == np.inf).sum())}
+        lost = "".join(f", {count:,} at {end}" for end, count in ends.items() if count)
+        label = f"{name} ({len(values[name]):,}{lost})"
+        # Weights, not density: what lies outside the axis or at infinity still counts in the whole.
         weights = np.full(len(own), 1 / max(1, len(values[name])))
         axis.hist(own, bins=80, range=span, weights=weights, alpha=0.5, label=label.replace("$", r"\$"))
     axis.set(title=title.replace("$", r"\$"), xlabel="log density, nats", ylabel="share of the set")

@@ -110,8 +110,8 @@ def inception_score(
             return float(metric.compute()[0])
 
     n = len(seen), len(true)
-    floor, floor_n = noise_floor(lambda x, y: score(x) - score(y), true, n, splits=splits, generator=generator)
-    return InceptionScore(score(seen), score(true), floor, n, floor_n)
+    floor = noise_floor(lambda x, y: score(x) - score(y), true, n, splits=splits, generator=generator)
+    return InceptionScore(score(seen), score(true), floor.rms, n, floor.n)
 
 
 def _torchmetrics(module: str) -> Any:

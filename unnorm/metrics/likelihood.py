@@ -1,6 +1,7 @@
 """Likelihoods with their error, read off a data source a chunk at a time."""
 
 import math
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import NamedTuple, overload
 
@@ -55,7 +56,7 @@ def log_probs(log_prob: LogDensity, data: RowSource, *, chunk: int = 4096) -> Te
     return values
 
 
-def nll(log_prob: Tensor, *, log_z_stderr: float = 0.0) -> NLL:
+def nll(log_prob: Tensor | Sequence[float], *, log_z_stderr: float = 0.0) -> NLL:
     """The mean of -log p over rows, and its standard error.
 
     Args:
@@ -65,6 +66,7 @@ def nll(log_prob: Tensor, *, log_z_stderr: float = 0.0) -> NLL:
     >>> nll(torch.tensor([1.0, 3.0], dtype=torch.float64))
     NLL(value=-2.0, stderr=1.0, n=2)
     """
+    log_prob = torch.as_tensor(log_prob)
     if log_prob.ndim != 1 or len(log_prob) == 0:
         raise InvalidValue(f"The log densities of nll must have shape (n,), n at least 1. Got {tuple(log_prob.shape)}.")
     if log_z_stderr < 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
-from unnorm.noise.base import Noise, event_of
+from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.importance import at_least
 from unnorm.partition.path import Annealed, Schedule, Tempered, plan, resampled
 from unnorm.partition.weights import Weights
@@ -146,6 +146,9 @@ def reverse_ais(
     >>> round(run.log_z.value, 4)
     1.8379
     """
+    if settle < 0:
+        raise InvalidValue(f"The transitions to 'settle' must not be negative. Got {settle}.")
+    x = torch.as_tensor(x).to(noise.sample(1, generator=own_generator(noise)))
     if x.shape[1:] != event_of(noise) or len(x) < 2:
         raise InvalidValue(f"The samples must have shape (n, {event_of(noise)}), n >= 2. Got {tuple(x.shape)}.")
     with frozen(model) as target, torch.no_grad():

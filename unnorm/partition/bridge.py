@@ -15,14 +15,17 @@ from unnorm.types import LogDensity, LogZ
 
 __all__ = ["Bracket", "bennett", "bracket", "unseen"]
 
+CROSSED = 4.0  # errors
+
 
 class Bracket(NamedTuple):
     """log Z from below and from above.
 
     Attributes:
         lower: by chains from the noise: log Z or less, on average.
-        upper: by chains from samples of the model: log Z or more, on average.
-        log_z: by both together (`bennett`); between the two, and more exact than either.
+        upper: by chains from samples of the model: log Z or more, on average; less, if these are not the model's.
+        log_z: by both together (`bennett`); between the two, and more exact than either. Where the mean log weight from
+            the samples is below that from the noise, which cannot be, its error is at least half of that.
         unseen: the share of the backward weights above every forward one: mass that no chain from the noise found.
         from_data: whether the samples were given; else they are the forward chains' own, and cannot show what all of
             those missed.
@@ -100,15 +103,26 @@ def bracket(
     if x is None:
         begin = forward.x[resampled(forward.log_w, generator=generator)][:n_chains]
     else:
-        begin = x[:n_chains].to(forward.x)
+        begin = torch.as_tensor(x)[:n_chains].to(forward.x)
     backward = reverse_ais(
         model, noise, begin, schedule=forward.schedule, settle=settle, generator=generator, progress=progress
     )
     joined = bennett(forward.log_w, backward.log_w)
     if x is None:  # the chains' own ends are no news of what the chains know
         joined = joined._replace(stderr=max(joined.stderr, forward.log_z.stderr))
+    joined = joined._replace(stderr=max(joined.stderr, _crossed(forward.log_w, backward.log_w) / 2))
     missed = unseen(backward.log_w, float(forward.log_w.max()))
     return Bracket(forward.log_z, backward.log_z, joined, missed, x is not None)
+
+
+def _crossed(forward: Tensor, backward: Tensor) -> float:
+    """By how much the mean log weight from the model is below that from the noise; 0 where chance explains it.
+
+    Where the samples are the model's, the first is log Z or more and the second log Z or less (Jensen).
+    """
+    apart = float(forward.mean() - backward.mean())
+    error = math.hypot(*(float(log_w.std()) / math.sqrt(len(log_w)) for log_w in (forward, backward)))
+    return apart if apart > CROSSED * error else 0.0
 
 
 def unseen(log_w: Tensor, largest: float) -> float:

@@ -79,6 +79,8 @@ def grid(
     >>> round(found.value, 4), round(found.stderr, 4)
     (1.8379, 0.0)
     """
+    if cells is not None and (not isinstance(cells, int) or cells < 1):
+        raise InvalidValue(f"The 'cells' of a grid must be a positive integer. Got {cells}.")
     box = _corners(box)
     like = torch.zeros(()) if like is None else like
     cells = cells or CELLS.get(box.shape[1], 0)
@@ -152,8 +154,9 @@ def mass_outside(grid: Grid) -> float:
     """What may lie outside the box, as a share of what lies inside.
 
     The two outermost frames of the box, each a hundredth of it wide, hold shares a (outer) and b of the mass. If the
-    mass goes on falling by a/b from frame to frame, a^2/(b - a) is left beyond; with the outermost frame itself, to
-    be safe, a b/(b - a). Infinite where the mass does not fall toward the border.
+    mass goes on falling by a/b from frame to frame, a^2/(b - a) is left beyond; if it falls like a power of the
+    distance from the middle, r^-(k + 1), a r / (k w) with w the width of a frame. The larger of the two, with the
+    outermost frame itself, to be safe. Infinite where the mass does not fall fast enough to have an end.
 
     >>> uniform = Grid(torch.zeros(400), torch.zeros(1), torch.ones(1))
     >>> mass_outside(uniform)
@@ -167,5 +170,9 @@ def mass_outside(grid: Grid) -> float:
     outer, next_to_it = whole - inner, inner - core
     if outer < 1e-12:
         return max(outer, 0.0)
-    falls = outer < (1 - 1e-9) * next_to_it  # beyond rounding
-    return outer * next_to_it / (next_to_it - outer) if falls else math.inf
+    if not outer < (1 - 1e-9) * next_to_it:  # beyond rounding
+        return math.inf
+    steps = grid.log_p.shape[0] / (2 * width)  # frames from the middle to the border
+    power = math.log(next_to_it / outer) / math.log((steps - 0.5) / (steps - 1.5)) - 1 if steps > 2 else math.inf
+    beyond = outer * steps / power if power > 0 else math.inf
+    return outer + max(outer**2 / (next_to_it - outer), beyond)

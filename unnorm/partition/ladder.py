@@ -23,6 +23,7 @@ from unnorm.types import LogDensity, LogZ, log_density
 __all__ = ["Climb", "Rung", "ladder"]
 
 FIRST_CHAINS, FEWEST_CHAINS = 512, 128
+LEAST_DATA = 25  # rows: fewer say nothing about what was missed
 MOST_DATA = 4000  # rows that stand for samples of the model
 BOX_POINTS = 8192
 SETTLE = 100  # transitions that turn data into samples of the model
@@ -55,6 +56,7 @@ class Climb(NamedTuple):
         rungs: the estimates.
         wanted: the standard error asked for.
         doubts: why none of them is to be trusted; empty where one is.
+        unchecked: why no data had a say; empty where they had.
 
     >>> rung = Rung(LogZ(1.0, 0.005, 900.0, 0.2, "importance", 1000), True, True, "stderr 0.005 is within 0.01")
     >>> print(Climb((rung,), 0.01, ()).lines()[0])
@@ -64,6 +66,7 @@ class Climb(NamedTuple):
     rungs: tuple[Rung, ...]
     wanted: float
     doubts: tuple[str, ...]
+    unchecked: str = ""
 
     @property
     def log_z(self) -> LogZ:
@@ -102,6 +105,8 @@ class Climb(NamedTuple):
         verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
         if self.trusted and not self.reached:
             verdict = f"trusted, but known only to {self.log_z.stderr:.2g} nats"
+        if self.trusted and self.unchecked:
+            verdict += f" ({self.unchecked}, which alone show modes that were missed)"
         return [*lines, f"log Z by {self.log_z.method}, {verdict}"]
 
 
@@ -151,7 +156,7 @@ def ladder(
         model: log p~.
         noise: q.
         data: samples of the model, or held-out data, in the model's units. They show mass that no draw of the noise
-            finds, which nothing else can.
+            finds, which nothing else can; fewer than 25 have no say.
         reach: further points that a grid must cover.
         stderr: the standard error that is enough.
         n: draws of the noise at most.
@@ -165,13 +170,34 @@ def ladder(
     >>> climb.trusted, climb.log_z.method, climb.log_z.n
     (True, 'grid', 5120)
     """
-    if not stderr > 0 or min(n, first) < 100:
+    if not stderr > 0 or min(n, first) < 100 or not (isinstance(n, int) and isinstance(first, int)):
         raise InvalidValue(f"The ladder needs stderr > 0 and 100 draws. Got stderr {stderr}, n {n}, first {first}.")
+    unchecked = "" if data is not None else "without data"
     if data is not None:
+        data = torch.as_tensor(data)
         _check_rows(data, event_of(noise))
+        if len(data) < LEAST_DATA:
+            data, unchecked = None, f"without {LEAST_DATA} rows of data or more"
+    if data is not None:
         # In an order of their own: sorted rows would show the rungs below one end of the data only.
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
         data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
+    climb = _climb(model, noise, data, reach, stderr, (n, first, evaluations), generator, progress)
+    return climb._replace(unchecked=unchecked)
+
+
+def _climb(
+    model: LogDensity,
+    noise: Noise,
+    data: Tensor | None,
+    reach: Tensor | None,
+    stderr: float,
+    limits: tuple[int, int, int],
+    generator: torch.Generator | None,
+    progress: bool | None,
+) -> Climb:
+    """Rung by rung; the limits are draws, draws before the first look, and evaluations."""
+    n, first, evaluations = limits
     with frozen(model) as target:
         finite, tails = far_out(target, noise, alone=data is None)
         support = beyond_support(target, noise)
