@@ -54,6 +54,7 @@ class Cell(NamedTuple):
     row: Row
     seed: int
     until: float  # the time after which it is not begun
+    evaluations: int = EVALUATIONS
 
 
 class Repetition(NamedTuple):
@@ -97,7 +98,9 @@ def measure(cell: Cell) -> Repetition | None:
     noise = noise.double()
     data = problem.sample(HELD_OUT, generator=generator) if cell.row.data else None
     began = time.perf_counter()
-    climb = ladder(problem.log_density, noise, data=data, stderr=WANTED, evaluations=EVALUATIONS, generator=generator)
+    climb = ladder(
+        problem.log_density, noise, data=data, stderr=WANTED, evaluations=cell.evaluations, generator=generator
+    )
     seconds, found = time.perf_counter() - began, climb.log_z
     error = found.value - problem.log_z
     return Repetition(
@@ -131,10 +134,12 @@ def complete_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def repeat(rows: Sequence[Row], seeds: range, known: Results, *, jobs: int, seconds: float) -> Iterator[str]:
+def repeat(
+    rows: Sequence[Row], seeds: range, known: Results, *, jobs: int, seconds: float, evaluations: int
+) -> Iterator[str]:
     """Add to `known` what it lacks, and give each as a line; those that the time was too short for are left out."""
     until = time.time() + seconds
-    cells = [Cell(row, seed, until) for seed in seeds for row in rows if seed not in known[row]]
+    cells = [Cell(row, seed, until, evaluations) for seed in seeds for row in rows if seed not in known[row]]
     for cell, result in run(measure, cells, jobs=jobs):
         if result is not None:
             known[cell.row][cell.seed] = result
@@ -212,6 +217,7 @@ def main() -> bool:
     parser.add_argument("--noises", default="fitted", help="fitted, standard, or both, separated by a comma")
     parser.add_argument("--targets", help="names separated by commas; all when left out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
+    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="by annealed chains, at most")
     parser.add_argument("--seconds", type=float, help="after these nothing new is begun")
     parser.add_argument("--out", type=Path, help="a file for one JSON line per repetition; what it has is not repeated")
     parser.add_argument("--from", dest="given", type=Path, help="such a file, to print its table and run nothing")
@@ -233,7 +239,8 @@ def main() -> bool:
         if options.out:
             options.out.write_text("".join(f"{text}\n" for text in lines))
         seconds = options.seconds or (45.0 if options.quick else math.inf)
-        for text in repeat(rows, seeds, results, jobs=options.jobs, seconds=seconds):
+        limits = {"jobs": options.jobs, "seconds": seconds, "evaluations": options.evaluations}
+        for text in repeat(rows, seeds, results, **limits):
             if options.out:
                 with options.out.open("a") as file:
                     file.write(text + "\n")

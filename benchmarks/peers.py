@@ -192,24 +192,18 @@ def compare(title: str, calls: Mapping[str, Once], rounds: int, device: str, cha
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
+    parser.add_argument("--ais", action="store_true", help="only annealed importance sampling")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     given, device = same(options.device), options.device
     few, some, many = (3, 20, 100) if options.quick else (30, 200, 1000)
     print(f"3x300 MLP, batch {BATCH}, {device}, {torch.get_num_threads()} threads")
+    if options.ais:
+        return all(_annealed(given, few, device))
     cd = compare("CD-10 step", cd_steps(given), some, device)
     nce = compare("NCE step", nce_steps(given), many, device)
     chain = compare(f"{BATCH} chains x {CHAIN_STEPS} steps", chains(given), few, device, BATCH * CHAIN_STEPS)
-    annealed = {
-        name: compare(
-            f"AIS {name}, {AIS_CHAINS} chains x {TEMPERATURES} temperatures",
-            annealings(given, name),
-            max(2, few // dearer),
-            device,
-            AIS_CHAINS * TEMPERATURES,
-        )
-        for name, dearer in (("mala", 1), ("hmc", 3))
-    }
+    annealed = _annealed(given, few, device)
     flow = compare("training step", flow_steps(given), some, device)
     found = [
         figure(f"cd-10 step / torchebm, {device}", cd["ours"] / cd["torchebm"], 0.8),
@@ -220,12 +214,22 @@ def main() -> bool:
         figure(f"mala time / ebmkit, {device}", chain["our MALA"] / chain["ebmkit MALA"], 1.0),
         figure(f"meco step / zuko nsf step, {device}", flow["our MECO"] / flow["zuko NSF"]),
     ]
-    for name, times in annealed.items():
+    return all([*found, *annealed])
+
+
+def _annealed(given: Same, rounds: int, device: str) -> list[bool]:
+    found = []
+    for name, dearer in (("mala", 1), ("hmc", 3)):
+        title = f"AIS {name}, {AIS_CHAINS} chains x {TEMPERATURES} temperatures"
+        work = AIS_CHAINS * TEMPERATURES
+        times = compare(title, annealings(given, name), max(2, rounds // dearer), device, work)
         found.append(
             figure(f"ebmkit ais {name} time / ours, {device}", times["ebmkit"] / times["ours"], 1.5, at_least=True)
         )
-        figure(f"ebmkit ais {name} time / ours with pilot, {device}", times["ebmkit"] / times["with pilot"])
-    return all(found)
+        # Of HMC the pilot chooses another trajectory: other work, which a ratio of times says nothing about.
+        if name == "mala":
+            figure(f"ebmkit ais {name} time / ours with pilot, {device}", times["ebmkit"] / times["with pilot"])
+    return found
 
 
 if __name__ == "__main__":

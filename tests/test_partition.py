@@ -37,7 +37,7 @@ from unnorm.partition import (
 )
 from unnorm.partition.annealed import _resample, estimate, stuck
 from unnorm.partition.bridge import unseen
-from unnorm.partition.grid import evaluate, mass_outside
+from unnorm.partition.grid import evaluate, mass_outside, resolutions, summary
 from unnorm.partition.path import FEWEST, MOST, Annealed, Tempered, _next_beta, conditional_ess, resampled
 from unnorm.partition.probes import RAYS
 from unnorm.partition.weights import RAREST, Weights
@@ -1338,7 +1338,17 @@ class TestGrid:
         truth = dim * math.log(2 * special.gamma(1.25))
         assert abs(found.value - truth) <= found.stderr + 1e-12
         assert found.stderr < 1e-3
-        assert (found.method, found.n) == ("grid", cells**dim + (cells // 2) ** dim)
+        points = sum(n**dim for n in (cells, round(cells / 2**0.5), cells // 2))
+        assert (found.method, found.n) == ("grid", points)
+
+    def test_a_thin_ridge_fools_two_resolutions(self):
+        """By chance 256 cells and half of them agree to 3e-5 on what is wrong by 3e-3; a third resolution does not."""
+        aim, box = target("gaussian-2"), torch.tensor([[-11.1679, -14.6643], [11.7103, 12.9963]], dtype=F64)
+        fine, other, coarse = resolutions(aim.log_density, box, 256, like=LIKE)
+        two, three = summary(fine, coarse), summary(fine, other, coarse)
+        error = abs(three.value - aim.log_z)
+        assert error > 20 * two.stderr
+        assert error < 1.96 * three.stderr
 
     @pytest.mark.parametrize("dim", [1, 2, 3])
     def test_is_the_midpoint_rule(self, dim):
@@ -1437,7 +1447,8 @@ class TestGrid:
 
     def test_default_resolution(self):
         for dim, cells in ((1, 4096), (2, 512)):
-            assert grid(two, box_of(5.0, dim), like=LIKE).n == cells**dim + (cells // 2) ** dim
+            points = sum(n**dim for n in (cells, round(cells / 2**0.5), cells // 2))
+            assert grid(two, box_of(5.0, dim), like=LIKE).n == points
         with pytest.raises(InvalidValue, match="1 to 3 dimensions. Got 4"):
             grid(two, box_of(5.0, 4), like=LIKE)
 
