@@ -286,9 +286,8 @@ def report(names: Sequence[str], found: dict[Cell, Scored | str], *, quick: bool
                 print(f"| {name} | {method} | {results} |")
                 continue
             means[name, method] = value = statistics.fmean(result.value for result in good)
-            truth = statistics.fmean(
-                r.value for c, r in found.items() if c[:2] == (name, "truth") and not isinstance(r, str)
-            )
+            known = [r.value for c, r in found.items() if c[:2] == (name, "truth") and isinstance(r, Scored)]
+            truth = statistics.fmean(known) if known else math.nan
             error = math.hypot(*(result.stderr for result in good)) / len(good)
             steps, bridges = (
                 " ".join(f"{part}" for part in sorted({getattr(result, what) for result in good}) if part)
