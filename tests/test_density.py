@@ -353,8 +353,11 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("make", "noise"),
         [
-            (lambda q: Tilted(q, MLP(3, hidden=(8,))), Gaussian(3)),
-            (lambda q: MLP(3, hidden=(8,), activation="relu"), Gaussian(3, "low-rank", 2)),
+            (lambda q: Tilted(q, MLP(3, hidden=(8,), generator=torch.Generator().manual_seed(0))), Gaussian(3)),
+            (
+                lambda q: MLP(3, hidden=(8,), activation="relu", generator=torch.Generator().manual_seed(0)),
+                Gaussian(3, "low-rank", 2),
+            ),
             (lambda q: quadratic(3), Gaussian(3, "diagonal")),
         ],
     )

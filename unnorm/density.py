@@ -22,6 +22,7 @@ from unnorm.partition.annealed import ais
 from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box
 from unnorm.partition.importance import log_weights
 from unnorm.partition.ladder import MOST_DATA, Climb, ladder
+from unnorm.partition.probes import far_out
 from unnorm.types import LogZ, effective_sample_size, log_density
 
 __all__ = ["Density"]
@@ -244,6 +245,9 @@ class Density(nn.Module):
                 near = z[torch.multinomial(share, STARTS, replacement=True, generator=generator)]
         if ess < LEAST_ESS:
             try:
+                finite, why = far_out(self.model, self.noise, alone=True)
+                if not finite:  # its chains would never arrive
+                    raise InvalidValue(why or "")
                 near = ais(self.model, self.noise, n_chains=ANNEALED, resample=True, generator=generator).x
                 near = near[torch.randperm(len(near), generator=generator, device=near.device)]  # kin stand together
             except InvalidValue as refusal:
