@@ -5,12 +5,13 @@
 
 Three sets whose density is known: mixtures of 16 Gaussians in 32 and 100 dimensions, each component with a covariance
 of its own, and a table of 50 columns, correlated and heavy-tailed: a Student-t with 5 degrees of freedom and factors,
-each column bent by a quadratic of its own. 20,000 rows to train on, 2,000 to validate (the best iterate is kept),
-4,000 to test. The noise is the Gaussian of the mixtures and the copula of the table, given, so that there is something
-to learn. What `noise.fit` picks by itself stands in a row of its own, and "default" begins there, with the bridges that
-a pilot chooses, as `unnorm fit` does. Everybody trains for the same seconds on one
-thread, the pilot that places the bridges included: a 3x300 network, or zuko's neural spline flow (Adam 1e-3, cosine,
-batch 500, best of validation too). log Z is the ladder's with test rows held out; its error is part of the error shown.
+each column bent by a quadratic of its own. 20,000 rows to train on, 2,000 to validate (the best iterate is kept), 4,000
+to test. The noise is the Gaussian of the mixtures and the copula of the table, given, so that there is something to
+learn. What `noise.fit` picks by itself stands in a row of its own, and "default" begins there, with the bridges that a
+pilot chooses, as `unnorm fit` does. Everybody trains for about the same seconds on one thread (as many steps as a trial
+says fit; what it took is in the table), the pilot that places the bridges included: a 3x300 network, or zuko's neural
+spline flow (Adam 1e-3, cosine, batch 500, best of validation too). log Z is the ladder's with test rows held out; its
+error is part of the error shown.
 """
 
 import argparse
@@ -275,8 +276,8 @@ def main() -> bool:
 
 
 def report(names: Sequence[str], found: dict[Cell, Scored | str], *, quick: bool) -> bool:
-    print("| data | method | test log-likelihood | below the truth | steps | bridges | log Z trusted | warned |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| data | method | test log-likelihood | below the truth | s | steps | bridges | log Z trusted | warned |")
+    print("|---|---|---|---|---|---|---|---|---|")
     ok, means = True, dict[tuple[str, str], float]()
     for name in names:
         for method in METHODS:
@@ -294,10 +295,11 @@ def report(names: Sequence[str], found: dict[Cell, Scored | str], *, quick: bool
                 for what in ("steps", "bridges")
             )
             trusted = all(result.trusted for result in good)
+            seconds = " ".join(f"{result.seconds:.0f}" for result in good if result.seconds)
             notes = " ".join(sorted({result.note for result in good}))
             print(
-                f"| {name} | {method} | {value:.3f} | {truth - value:.3f} ± {error:.3f} | {steps} | {bridges} "
-                f"| {'yes' if trusted else 'no'} | {notes} |"
+                f"| {name} | {method} | {value:.3f} | {truth - value:.3f} ± {error:.3f} | {seconds} | {steps} "
+                f"| {bridges} | {'yes' if trusted else 'no'} | {notes} |"
             )
         if (name, "bridged meco") in means:
             gain = means[name, "bridged meco"] - means[name, "noise"]

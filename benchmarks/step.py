@@ -83,10 +83,21 @@ def bridged_step(bridges: int, batch: int, generator: torch.Generator) -> Callab
     return once
 
 
+def bare_step(generator: torch.Generator, points_seen: int, outputs: int) -> Callable[[], None]:
+    """Forward and backward, and nothing else."""
+    points, model = torch.randn(points_seen, 2, generator=generator), MLP(2, outputs=outputs, generator=generator)
+
+    def once() -> None:
+        model.zero_grad()
+        model(points).mean().backward()
+
+    return once
+
+
 def bridged_against_floor(bridges: int, batch: int, rounds: int, generator: torch.Generator) -> float:
     steps = {
         "bridged": bridged_step(bridges, batch, generator),
-        "floor": floor_step(generator, (bridges + 1) * batch, bridges),
+        "floor": bare_step(generator, (bridges + 1) * batch, bridges),
     }
     found = medians(steps, rounds, warmup=5)
     print(f"{bridges} bridges, batch {batch}: {found['bridged']:.2f} ms, its floor {found['floor']:.2f} ms")
@@ -111,10 +122,14 @@ def main() -> bool:
     floor_ratio = against_floor(300 if quick else 1500, generator)
     ratios = against_meco(25 if quick else 200, generator)
     rounds = 20 if quick else 100
-    bridged = {k: bridged_against_floor(k, batch, rounds, generator) for k, batch in ((8, 250), (24, 100))}
+    bridged = {
+        (k, batch): bridged_against_floor(k, batch, rounds, generator)
+        for k, batch in ((8, 250), (24, 100), (8, 50), (24, 20))
+    }
     ok = figure("meco step / floor, cpu", floor_ratio, 1.10)
-    for k, ratio in bridged.items():
-        ok &= figure(f"bridged step with {k} bridges / floor, cpu", ratio, 1.15)
+    for (k, batch), ratio in bridged.items():  # of a few hundred points the optimizer's share is no longer small
+        goal = 1.15 if batch >= 100 else None
+        ok &= figure(f"bridged step with {k} bridges, batch {batch} / forward and backward, cpu", ratio, goal)
     for name, ratio in ratios.items():
         if name != "meco":
             figure(f"{name} step / meco, cpu", ratio)

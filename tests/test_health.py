@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, data, fit
+from unnorm import MECO, MLP, Bridged, Gaussian, Quadratic, Telescope, Tilted, Training, data, fit
 from unnorm.errors import HealthWarning, Unhealthy
 from unnorm.estimators import ContrastiveDivergence, MCMCLikelihood, PersistentCD
 from unnorm.health import EVERY, RULES, Health
@@ -153,6 +153,23 @@ class TestKnownCases:
         with pytest.raises(Unhealthy, match="certified|lag"):
             fit(stopped, MECO(Gaussian(1)), x, training, strict=True)
         assert (stopped.mean - distance).abs() < 2 * distance < (free.mean - distance).abs()
+
+    def test_the_log_z_of_bridges_add_up(self):
+        """Sixteen bridges across sixteen deviations: their log Z run to a hundred nats together, and all is well."""
+        x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
+        q = Gaussian(1)
+        model = Bridged(q, MLP(1, hidden=(32, 32), outputs=16, generator=torch.Generator().manual_seed(1)))
+        history = fit(model, Telescope(q, 16), x, Training(steps=150, lr=1e-2, schedule="cosine"), strict=True)
+        assert max(history["log_u"]) - min(history["log_u"]) > 30
+        assert history.warnings == ()
+
+    def test_nce_is_told_of_its_own_draws(self):
+        health = Health(event=2, draws=500)
+        reading = {name: value for name, value in HEALTHY.items() if name != "log_u"} | {"gap": 7.0, "log_z": 1.0}
+        with pytest.warns(
+            HealthWarning, match=r"500 draws of a step can certify, log\(n_noise\) = 6.2.*log Z is not to"
+        ):
+            health.look(10, reading)
 
     def test_warnings_survive_a_resume(self, tmp_path):
         x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))

@@ -103,9 +103,18 @@ def test_constant_column_is_not_singular_and_says_so(covariance):
     assert covariance_of(q.double())[2, 2] > 0
 
 
-def test_low_rank_of_few_rows_says_so():
+@pytest.mark.parametrize("n", [3, 5, 12, 40, 200])
+def test_low_rank_of_few_rows_does_not_believe_its_directions(n):
+    """Independent columns: what a few rows seem to share is chance. Held-out rows lose little against the diagonal."""
+    x, apart = (torch.randn(k, 300, generator=torch.Generator().manual_seed(s)) for k, s in ((n, 0), (200, 1)))
+    low, diagonal = (Gaussian.fit(x, kind).log_prob(apart).mean() for kind in ("low-rank", "diagonal"))
+    assert low > diagonal - 15 - 0.1 * abs(diagonal)
+
+
+def test_low_rank_of_determined_coordinates_says_so():
+    z = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     with pytest.warns(ShrinkageWarning, match="30 of 30 coordinates are all but determined by 10 directions"):
-        q = Gaussian.fit(rows(5, 30), "low-rank", rank=10)
+        q = Gaussian.fit(z @ torch.randn(2, 30, generator=torch.Generator().manual_seed(1)), "low-rank", rank=10)
     assert torch.isfinite(q.log_prob(q.sample(5))).all()
 
 

@@ -118,8 +118,38 @@ class TestAgainstData:
         truth = m**2 / 2
         found = noise_report(Gaussian(1), rows(m, 8000), generator=seeded())
         assert truth - 0.1 - 0.1 * truth - 4 * found.kl_stderr < found.kl < truth + 4 * found.kl_stderr
-        assert "a classifier at 4,000 rows" in found.lines()[0]
+        assert "at 4,000 rows" in found.lines()[0]
+        assert "not that one is near" in found.lines()[-1]
         assert found.certified
+        assert not found.good
+
+    def test_correlations_are_seen_in_many_dimensions(self):
+        """Trees see little of 50 correlated columns; a Gaussian critic the KL, -log det(R) / 2, almost whole."""
+        mixing = torch.eye(50) + 0.3 * torch.randn(50, 50, generator=seeded(2))
+        covariance = mixing @ mixing.T
+        scale = covariance.diagonal().sqrt()
+        truth = -float(torch.linalg.slogdet(covariance / scale / scale[:, None]).logabsdet) / 2
+        x = rows(0.0, 6000, 50) @ mixing.T / scale
+        found = noise_report(Gaussian(50), x, generator=seeded())
+        assert truth - 1.5 < found.kl < truth + 3 * found.kl_stderr
+        assert "a Gaussian at 3,000 rows" in found.how
+        assert not found.certified  # truth is some 20 nats
+
+    def test_groups_are_seen_by_a_mixture(self):
+        g = seeded(3)
+        x = (
+            torch.randn(8000, 8, generator=g) * 0.1
+            + torch.randn(4, 8, generator=g)[torch.randint(4, (8000,), generator=g)]
+        )
+        found = noise_report(Gaussian.fit(x), x, generator=seeded())
+        assert found.how.startswith("a mixture of 8 Gaussians")
+        assert found.kl > 5
+
+    def test_rows_that_cannot_be(self):
+        with pytest.raises(InvalidValue, match="NaN or infinity"):
+            noise_report(Gaussian(2), torch.full((50, 2), math.nan))
+        with pytest.raises(InvalidValue, match=r"events of shape \(3,\), the noise \(2,\)"):
+            noise_report(Gaussian(2), torch.zeros(50, 3))
 
     def test_rows_need_be_no_tensor(self):
         """Any RowSource; the same rows give the same report."""
@@ -195,7 +225,7 @@ class TestDensity:
         transform.loc.fill_(100.0), transform.scale.fill_(7.0)
         density = Density.normalise(model, Gaussian(2), transform, n=2000, generator=seeded())
         found = density.noise_report(100 + 7 * x.double(), n=5000, generator=seeded())
-        plain = noise_report(Gaussian(2), model, data=x, n=5000, generator=seeded())
+        plain = noise_report(Gaussian(2), model, data=x, log_z=density.log_z, n=5000, generator=seeded())
         assert found[:7] == pytest.approx(plain[:7], rel=1e-4)
         assert found.how == plain.how
         assert abs(found.kl - 0.64) < 5 * found.kl_stderr

@@ -41,6 +41,7 @@ class Spacing(NamedTuple):
         alphas: shares of noise, from 0 to 1.
         gaps: the pilot's KL of each waymark against the next, in nats, for its own last spacing.
         measured: that spacing.
+        least: bridges that data of this width get, whatever was seen.
 
     >>> Spacing((0.0, 0.6, 1.0), (0.9, 1.1), (0.0, 0.6, 1.0)).line()
     '2 bridges: a pilot saw 0.9 to 1.1 nats between neighbours of its 2.'
@@ -49,6 +50,7 @@ class Spacing(NamedTuple):
     alphas: tuple[float, ...]
     gaps: tuple[float, ...]
     measured: tuple[float, ...]
+    least: int = 1
 
     @property
     def bridges(self) -> int:
@@ -60,7 +62,8 @@ class Spacing(NamedTuple):
         if self.bridges == 1:
             return f"No bridges: a pilot saw {max(0.0, sum(self.gaps)):.1f} nats between data and noise."
         seen = f"a pilot saw {low:.1f} to {high:.1f} nats between neighbours of its {len(self.gaps)}"
-        return f"{self.bridges} bridges: {seen}."
+        rule = ", and data so wide have as many at least" if self.bridges == self.least else ""
+        return f"{self.bridges} bridges: {seen}{rule}."
 
 
 def least_bridges(noise: Noise) -> int:
@@ -160,7 +163,7 @@ def pilot(
         if len(gaps) == 1:
             alphas = even_alphas(FIRST)
             continue
-        found = Spacing(respaced(alphas, gaps, wanted, least), tuple(gaps), tuple(alphas))
+        found = Spacing(respaced(alphas, gaps, wanted, least), tuple(gaps), tuple(alphas), least)
         seen_all = max(gaps) < SATURATED * math.log(batch)
         if found.bridges == least or (seen_all and found.bridges <= 1.5 * len(gaps)):
             return found

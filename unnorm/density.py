@@ -136,7 +136,8 @@ class Density(nn.Module):
 
     def noise_report(self, held_out: RowSource | None = None, **options: Any) -> NoiseReport:
         """How its noise stands to it (`unnorm.diagnostics.noise_report`); `held_out` rows are in the user's units."""
-        return noise_report(self.noise, self.model, data=self._rows(held_out), **options)
+        trusted = self.log_z if not self.doubts else None
+        return noise_report(self.noise, self.model, data=self._rows(held_out), log_z=trusted, **options)
 
     def _rows(self, held_out: RowSource | None) -> Tensor | None:
         """Some of them, in the model's units."""

@@ -87,9 +87,9 @@ def weights(readings: Sequence[Reading], event: int, draws: int) -> str | None:
 
 
 def log_z_jump(readings: Sequence[Reading], event: int, draws: int) -> str | None:
-    """The tracked or learned log Z should settle, not run."""
+    """The tracked or learned log Z should settle, not run; of bridges, whose log Z add up, that of each."""
     values = [reading[name] for reading in readings for name in ("log_u", "log_z") if name in reading]
-    limit = 20 + 2 * event
+    limit = (20 + 2 * event) * readings[-1].get("parts", 1)
     if len(values) < 2 or abs(values[-1] - values[0]) < limit:
         return None
     return (
@@ -104,10 +104,12 @@ def certified(readings: Sequence[Reading], event: int, draws: int) -> str | None
     gap, limit = now.get("gap", 0.0), now.get("limit", math.inf)
     if gap <= limit:
         return None
+    tracked = "log_u" in now
+    draws_of, formula = ("that log u remembers", "log(n_noise / gamma)") if tracked else ("of a step", "log(n_noise)")
     return (
-        f"the data seem {gap:.3g} nats from the noise, more than the {math.exp(limit):.3g} draws that log u remembers "
-        f"can certify, log(n_noise / gamma) = {limit:.1f}: it is an artefact, and log u is not to be trusted. Use more "
-        "noise draws, a noise closer to the data, or (more) bridges."
+        f"the data seem {gap:.3g} nats from the noise, more than the {math.exp(limit):.3g} draws {draws_of} can "
+        f"certify, {formula} = {limit:.1f}: it is an artefact, and {'log u' if tracked else 'log Z'} is not to be "
+        "trusted. Use more noise draws, a noise closer to the data, or (more) bridges."
     )
 
 
@@ -150,6 +152,7 @@ class Health:
         event: how many numbers one event has.
         draws: how many noise draws a step has.
         strict: raise `Unhealthy` instead of warning.
+        parts: of how many bridges the log Z is the sum.
         memory: by what factor the estimator's memory multiplies the draws, in what it knows of log Z.
         told: warnings of an earlier part of the same run; these are not repeated.
 
@@ -160,8 +163,17 @@ class Health:
     unnorm.errors.Unhealthy: At step 20, energy-gap: log p~ of the model's samples differs ... by -475 nats. ...
     """
 
-    def __init__(self, event: int, draws: int, *, memory: float = 1.0, strict: bool = False, told: Sequence[str] = ()):
-        self.event, self.draws, self.memory, self.strict = event, draws, memory, strict
+    def __init__(
+        self,
+        event: int,
+        draws: int,
+        *,
+        parts: int = 1,
+        memory: float = 1.0,
+        strict: bool = False,
+        told: Sequence[str] = (),
+    ):
+        self.event, self.draws, self.parts, self.memory, self.strict = event, draws, parts, memory, strict
         self.told = list(told)
         self._names = {name for name in RULES for line in told if f", {name}: " in line}
         self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
@@ -173,7 +185,8 @@ class Health:
     def look(self, t: int, numbers: Reading) -> None:
         """Judge the numbers of step `t`; best before its update, which they may speak against."""
         regular = t % EVERY == 0
-        reading = {**numbers, "step": t, "limit": certified_limit(max(self.draws, 1), 1 / self.memory)}
+        limit = certified_limit(max(self.draws, 1), 1 / self.memory)
+        reading = {**numbers, "step": t, "limit": limit, "parts": self.parts}
         kept = self._readings if regular else self._first
         kept.append(reading)
         for name, rule in RULES.items():

@@ -41,7 +41,7 @@ __all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "fit", "step"]
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
-LEAST_EFFECTIVE = 10  # draws behind a validated value
+LEAST_EFFECTIVE = 30  # draws behind a validated value
 
 
 def step(
@@ -185,6 +185,7 @@ class _Run:
         self.health = Health(
             self.data[torch.zeros(1, dtype=torch.int64)].numel(),
             estimator.draws(training.batch),
+            parts=estimator.parts,
             memory=estimator.effective_draws,
         )
         self.t, self.seconds = 0, 0.0
@@ -334,7 +335,12 @@ class _Run:
         self.t, self.seconds = note["step"], note["seconds"]
         before = self.health
         self.health = Health(
-            before.event, before.draws, memory=before.memory, strict=before.strict, told=note["warnings"]
+            before.event,
+            before.draws,
+            parts=before.parts,
+            memory=before.memory,
+            strict=before.strict,
+            told=note["warnings"],
         )
         self.records = _read_history(self.folder / HISTORY, self.t)
         if self.fabric.is_global_zero:

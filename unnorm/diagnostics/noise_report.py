@@ -1,6 +1,8 @@
 """Is this noise close enough, and can so many draws know it?"""
 
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -8,12 +10,13 @@ from torch import Tensor
 
 from unnorm.diagnostics.verdicts import KHAT_LIMIT, LEAST_ESS, pareto_khat
 from unnorm.errors import InvalidValue
-from unnorm.types import LogDensity, effective_sample_size, log_density, log_mean_exp
+from unnorm.types import LogDensity, LogZ, effective_sample_size, log_density, log_mean_exp
 
 __all__ = ["NoiseReport", "certified_limit", "noise_report"]
 
 MOST_ROWS = 20_000
 LEAST_DRAWS = 10  # that carry the weight
+TREES = "boosted trees"
 
 
 class Drawn(Protocol):
@@ -28,7 +31,7 @@ class NoiseReport(NamedTuple):
     """How a noise stands to data or to a model.
 
     Attributes:
-        kl: an estimate, from below, of KL(data, noise) or KL(model, noise), in nats.
+        kl: an estimate of KL(data, noise) or KL(model, noise), in nats; of data alone, a bound from below.
         kl_stderr: its standard error.
         limit: the certified limit: the KL that so many draws can certify, log(n_noise / gamma).
         ess: effective share of the draws, in (0, 1].
@@ -36,8 +39,9 @@ class NoiseReport(NamedTuple):
         n: draws.
         n_noise: draws that the limit speaks of, with gamma.
         how: what the weights are.
-        saturated: whether the KL is that of the model's own weights, and fewer than ten draws carry these: such an
-            estimate is at most log n, however far the model is.
+        saturated: whether fewer than ten draws carry the weights of a model: such an estimate knows little, and without
+            data or a log Z at most log n, however far the model is.
+        bound: whether there was no model, and a critic that may be blind stands for it.
     """
 
     kl: float
@@ -49,6 +53,7 @@ class NoiseReport(NamedTuple):
     n_noise: float
     how: str
     saturated: bool = False
+    bound: bool = False
 
     @property
     def certified(self) -> bool:
@@ -57,13 +62,17 @@ class NoiseReport(NamedTuple):
 
     @property
     def good(self) -> bool:
-        return self.certified and self.khat < KHAT_LIMIT and self.ess * self.n >= LEAST_ESS
+        """Whether these draws can normalise the model; data alone cannot say so."""
+        return not self.bound and self.certified and self.khat < KHAT_LIMIT and self.ess * self.n >= LEAST_ESS
 
     def lines(self) -> list[str]:
         """For a person."""
         certify = f"{self.n_noise:,.0f} draws certify up to log n = {self.limit:.1f}"
-        far = f"noise: KL at least {max(self.kl, 0.0):.2f} ± {self.kl_stderr:.2f} nats by {self.how}; {certify}"
-        if not self.certified:
+        about = "at least" if self.bound else "about"
+        far = f"noise: KL {about} {max(self.kl, 0.0):.2f} ± {self.kl_stderr:.2f} nats by {self.how}; {certify}"
+        if self.bound and not self.certified:
+            far = f"noise: KL at least {self.kl:.1f} ± {self.kl_stderr:.2g} nats by {self.how}, too much: {certify}"
+        elif not self.certified:
             far = f"noise: KL perhaps {self.kl:.1f} nats by {self.how}, which nobody can know: {certify}"
         lines = [
             far,
@@ -73,6 +82,11 @@ class NoiseReport(NamedTuple):
             lines.append(
                 "noise: too far for so many draws: a log u they track is an artefact. "
                 "Use more draws, a closer noise, or bridges."
+            )
+        elif self.bound:
+            lines.append(
+                "noise: that is a bound from below, and the weights are a critic's: they show a noise that is far, "
+                "and not that one is near."
             )
         elif not self.good:
             lines.append(
@@ -101,6 +115,7 @@ def noise_report(
     against: LogDensity | Any,
     *,
     data: Tensor | None = None,
+    log_z: LogZ | None = None,
     n: int = 10_000,
     n_noise: float | None = None,
     gamma: float = 1.0,
@@ -109,13 +124,16 @@ def noise_report(
     """Weights, KL and certified limit of a noise against a model, or against data alone.
 
     Against a model log p~ the weights are p~/q; the KL is that of `data` under the model, where given, else of the
-    model itself. Against data alone a boosted-tree classifier learns log p/q on half of the rows, and is held to the
-    other half: the Donsker-Varadhan bound, a KL from below.
+    model itself. Against data alone critics learn log p/q on half of the rows, and are held to the other half, where
+    each gives a KL from below: boosted trees that tell rows from draws (by the bound of Donsker and Varadhan), and
+    mixtures of 1 and 8 Gaussians (E log p^/q, which falls short of the KL by that of p^). The largest counts. All of
+    them may be blind, in many dimensions above all.
 
     Args:
         noise: q.
         against: a model, or rows (n, *event).
         data: held-out rows for a model.
+        log_z: of the model, where it is known better than by these draws.
         n: draws to look at.
         n_noise: draws that the limit is for; those of a training step, or `n` when None.
         gamma: the tracker's rate, with a step's draws.
@@ -134,48 +152,86 @@ def noise_report(
     z = noise.sample(n, generator=generator)
     if callable(against) and not isinstance(against, Tensor):
         log_w = (log_density(against, z) - noise.log_prob(z)).double()
-        how = "the model"
+        how, bound = "the model", False
         if data is not None:
             own = (log_density(against, data) - noise.log_prob(data)).double()
             how = f"the model at {len(data):,} rows"
         else:
             own = None
     else:
-        log_w, own = _by_trees(noise, against, n, generator)
-        how = f"a classifier at {len(own):,} rows"
-    log_z = log_mean_exp(log_w)
+        log_w, own, critic = _by_critics(noise, against, z, generator)
+        how, bound = f"{critic} at {len(own):,} rows", True
+        log_z = LogZ(0.0, 0.0, math.nan, math.nan, "normalised", 0) if critic != TREES else None
+    known = log_mean_exp(log_w) if log_z is None else torch.tensor(log_z.value, dtype=log_w.dtype, device=log_w.device)
     weights = torch.softmax(log_w, 0)
     ess = float(effective_sample_size(log_w)) / len(log_w)
+    of_z = math.sqrt(max(1 / ess - 1, 0.0) / len(log_w)) if ess > 0 else math.inf
+    of_z = of_z if log_z is None else log_z.stderr
     if own is None:
-        kl = float((weights * (log_w - log_z)).nan_to_num().sum())
-        stderr = math.sqrt(float((weights * (log_w - log_z - kl).square()).nan_to_num().sum()) / max(ess * n, 1.0))
+        kl = float((weights * (log_w - known)).nan_to_num().sum())
+        stderr = math.sqrt(float((weights * (log_w - known - kl).square()).nan_to_num().sum()) / max(ess * n, 1.0))
     else:
-        kl = float(own.mean() - log_z)
-        stderr = math.hypot(
-            float(own.std()) / math.sqrt(len(own)),
-            math.sqrt(max(1 / ess - 1, 0.0) / len(log_w)) if ess > 0 else math.inf,
-        )
-    saturated = own is None and ess * n < LEAST_DRAWS
-    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how, saturated)
+        kl = float(own.mean() - known)
+        stderr = math.hypot(float(own.std()) / math.sqrt(len(own)), of_z)
+    saturated = not bound and log_z is None and ess * n < LEAST_DRAWS
+    return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how, saturated, bound)
 
 
-def _by_trees(noise: Drawn, rows: Any, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """log p/q as a classifier learned it on half of the rows: at noise draws, and at the other half."""
-    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to import
-
+def _by_critics(
+    noise: Drawn, rows: Any, draws: Tensor, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, str]:
+    """log p/q as the best critic learned it on half of the rows: at noise draws, and at the other half."""
     if len(rows) < 20:
         raise InvalidValue(f"A report on a noise against data needs at least 20 rows. Got {len(rows)}.")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 2 * MOST_ROWS]
-    picked = torch.as_tensor(rows[order]).double()
-    half = len(picked) // 2
-    train, test = picked[:half], picked[half:]
-    z = noise.sample(half, generator=generator).double()
-    points = torch.cat([train.cpu(), z.cpu()]).flatten(1).numpy()
-    labels = [1] * len(train) + [0] * len(z)
+    picked = torch.as_tensor(rows[order]).double().cpu()
+    if picked.shape[1:] != draws.shape[1:]:
+        raise InvalidValue(
+            f"The rows have events of shape {tuple(picked.shape[1:])}, the noise {tuple(draws.shape[1:])}."
+        )
+    if not bool(torch.isfinite(picked).all()):
+        raise InvalidValue("The rows contain NaN or infinity.")
+    train, test = picked[: len(picked) // 2], picked[len(picked) // 2 :]
+    found = {TREES: _trees(train, noise.sample(len(train), generator=generator))}
+    for count, name in ((1, "a Gaussian"), (8, "a mixture of 8 Gaussians")):
+        if len(train) >= 20 * count:
+            found[name] = _mixture(train, count, noise, draws)
+    seen = {name: (critic(draws), critic(test)) for name, critic in found.items()}
+
+    def bound(name: str) -> float:
+        at_draws, at_rows = seen[name]
+        return float(at_rows.mean() - (log_mean_exp(at_draws) if name == TREES else 0.0))
+
+    best = max(seen, key=bound)
+    return *seen[best], best
+
+
+def _trees(train: Tensor, z: Tensor) -> Callable[[Tensor], Tensor]:
+    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to import
+
+    points = torch.cat([train, z.double().cpu()]).flatten(1).numpy()
     trees = HistGradientBoostingClassifier(max_iter=100, early_stopping=len(train) > 200, random_state=0)
-    trees.fit(points, labels)
+    trees.fit(points, [1] * len(train) + [0] * len(z))
+    return lambda x: torch.from_numpy(trees.decision_function(x.double().cpu().flatten(1).numpy()))
+
+
+def _mixture(train: Tensor, count: int, noise: Drawn, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """log p^ - log q of a mixture of Gaussians, with full covariances where there are rows enough for them."""
+    from sklearn.mixture import GaussianMixture
+
+    flat = train.flatten(1)
+    loc, scale = flat.mean(0), flat.std(0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    size = flat.shape[1]
+    full = size <= 100 and len(train) >= 10 * count * size
+    mixture = GaussianMixture(count, covariance_type="full" if full else "diag", reg_covar=1e-3, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one that has not converged bounds from below too
+        mixture.fit(((flat - loc) / scale).numpy())
 
     def log_ratio(x: Tensor) -> Tensor:
-        return torch.from_numpy(trees.decision_function(x.double().cpu().flatten(1).numpy()))
+        z = (x.double().cpu().flatten(1) - loc) / scale
+        log_p = torch.from_numpy(mixture.score_samples(z.numpy())) - scale.log().sum()
+        return log_p - noise.log_prob(x.to(like)).double().cpu()
 
-    return log_ratio(noise.sample(n, generator=generator)), log_ratio(test)
+    return log_ratio

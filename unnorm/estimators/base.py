@@ -61,6 +61,11 @@ class Estimator(nn.Module, ABC):
         return 1.0
 
     @property
+    def parts(self) -> int:
+        """Of how many problems' log Z the reported one is the sum."""
+        return 1
+
+    @property
     def one_process(self) -> bool:
         """Whether its running state belongs to one process, so that several cannot train together."""
         return False

@@ -27,7 +27,7 @@ def even_alphas(bridges: int) -> tuple[float, ...]:
     >>> even_alphas(2)
     (0.0, 0.7071067811865475, 1.0)
     """
-    if not isinstance(bridges, int) or bridges < 1:
+    if not isinstance(bridges, int) or isinstance(bridges, bool) or bridges < 1:
         raise InvalidValue(f"The number of bridges must be a positive integer. Got {bridges}.")
     return (0.0, *(math.sin(math.pi / 2 * k / bridges) for k in range(1, bridges)), 1.0)
 
@@ -97,7 +97,10 @@ class Telescope(Estimator):
         if issubclass(base, MECO):
             options.setdefault("centred", True)
         self.noise, self.coupling = noise, coupling
-        self.base = base(noise, shape=(len(alphas) - 1,), **options)
+        try:
+            self.base = base(noise, shape=(len(alphas) - 1,), **options)
+        except TypeError as problem:
+            raise InvalidValue(f"The base {base.__name__} of a Telescope has no such option: {problem}.") from None
         self.register_buffer("alphas", torch.tensor(alphas))
         self.register_buffer("centre", _centre(noise))
 
@@ -115,6 +118,10 @@ class Telescope(Estimator):
     @property
     def effective_draws(self) -> float:
         return self.base.effective_draws
+
+    @property
+    def parts(self) -> int:
+        return len(self.alphas) - 1
 
     def set_gamma(self, gamma: float | None) -> None:
         self.base.set_gamma(gamma)

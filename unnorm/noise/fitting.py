@@ -75,10 +75,10 @@ def fit(
         generator: draws which rows are set aside, and a flow's training; seed 0 when None.
         options: of the kind's own `fit`, such as components=8 of a mixture; "auto" has none.
 
-    "auto" tries the Gaussian (low-rank above 2,000 columns), the copula (up to 2,000 columns), the mixture (up to 100
-    columns) and the smoothed rows (up to 20 columns and 5,000 rows). It takes the one with the highest mean log density
-    of the held-out rows, or the first in this order that is within one standard error of it (of the difference, row by
-    row). A flow is never tried. Fewer than 20 rows are not divided: the Gaussian is taken.
+    "auto" tries the Gaussian (low-rank and diagonal above 2,000 columns), the copula (up to 2,000 columns), the mixture
+    (up to 100 columns) and the smoothed rows (up to 20 columns and 5,000 rows). It takes the one with the highest mean
+    log density of the held-out rows, or the first in this order that is within one standard error of it (of the
+    difference, row by row). A flow is never tried. Fewer than 20 rows are not divided: the Gaussian is taken.
 
     A density of a constant column, or of integers, can be as high as its spikes are narrow. Therefore constant columns
     have no part in the comparison, and in it each value of a discrete column is spread evenly over its cell, as
@@ -195,7 +195,7 @@ def _candidates(data: RowSource) -> tuple[list[str], dict[str, str]]:
     """What is cheap at this size, the simplest first; and why the rest is not."""
     width = math.prod(data[torch.zeros(1, dtype=torch.int64)].shape[1:])
     narrow = {"copula": WIDE, "mixture": MIXTURE_COLUMNS, "smoothed": SMOOTHED_COLUMNS}
-    names, left_out = ["gaussian" if width <= WIDE else "gaussian-low-rank"], {}
+    names, left_out = ["gaussian"] if width <= WIDE else ["gaussian-low-rank", "gaussian-diagonal"], {}
     for name, most in narrow.items():
         if width > most:
             left_out[name] = f"{width} columns are more than {most}"

@@ -20,11 +20,12 @@ from unnorm.types import event_shape
 
 __all__ = ["Flow", "FlowTransform", "SplineFlow"]
 
+LEAST_ROWS = 4
 MOST_NUMBERS = 2**26  # weights of a spline flow: a file may not ask for more
 
 
 class Flow(Noise):
-    """A flow made elsewhere, as a noise; its parameters are frozen.
+    """A flow made elsewhere, as a noise; its parameters are frozen as they are. `fit` trains one.
 
     Args:
         flow: a zuko flow; or an object with `log_prob(x) -> (n,)` and `sample`, which is called with the shape (n,) if
@@ -56,9 +57,22 @@ class Flow(Noise):
         self.register_buffer("scale", torch.ones(size))
 
     @classmethod
-    def fit(cls, data: RowSource, **options: Any) -> "SplineFlow":
-        """A neural spline flow of the data: `SplineFlow.fit` with these options."""
-        return SplineFlow.fit(data, **options)
+    def fit(cls, data: RowSource, flow: Any = None, **options: Any) -> "Flow":
+        """Train a flow by maximum likelihood, stopped early.
+
+        Args:
+            data: rows.
+            flow: one that gives its distribution when called, such as any of zuko's, over as many numbers as a row has;
+                trained in place, on standardised rows. A neural spline flow, with its options, when None.
+            options: of `SplineFlow.fit`.
+        """
+        if flow is None:
+            return SplineFlow.fit(data, **options)
+        if not isinstance(flow, nn.Module) or not any(True for _ in flow.parameters()):
+            raise InvalidValue(f"The 'flow' to train must be a module with parameters. Got {type(flow).__name__}.")
+        noise = Flow(flow, tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:]))
+        _fit_into(noise, data, **options)
+        return noise
 
     def coordinates(self) -> tuple[Transform, Noise]:
         """To z = f((x - loc) / scale), for zuko's flows with a standard normal base; else x itself."""
@@ -127,7 +141,7 @@ class SplineFlow(Flow):
         return {"event": list(self.event), **self._options}
 
     @classmethod
-    def fit(
+    def fit(  # type: ignore[override]
         cls,
         data: RowSource,
         *,
@@ -154,31 +168,50 @@ class SplineFlow(Flow):
         A constant coordinate is given some width, and a ShrinkageWarning says so.
         """
         generator = generator or torch.Generator().manual_seed(0)
-        found = moments(data)
-        noise = cls(tuple(found.mean.shape), generator=generator, **options)
-        noise.loc.copy_(found.mean.flatten())
-        noise.scale.copy_(scales(found))
-        order = torch.randperm(len(data), generator=generator, device=generator.device).cpu()
-        if held_out is None:
-            if len(data) < 10:
-                raise DataError(f"A flow needs 10 rows at least, to set some aside. Got {len(data)}.")
-            apart = min(5000, max(2, len(data) // 10))
-            judge, order = data[order[:apart].sort().values], order[apart:]
-        else:
-            judge = held_out[spread(len(held_out), 5000)]
-        constant = found.constant.flatten()
-
-        def rows(x: Tensor) -> Tensor:
-            """Standardised; a constant coordinate is noise, as wide as the scale it was given."""
-            z = ((x.double().cpu().flatten(1) - found.mean.flatten()) / noise.scale.double()).float()
-            fresh = torch.randn(z.shape, generator=generator, device=generator.device).cpu()
-            return torch.where(constant, fresh, z)
-
-        noise.flow = _trained(
-            noise.flow, lambda: rows(data[order[_some(len(order), batch, generator)]]), rows(judge), steps, lr, patience
+        event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:]) if len(data) else ()
+        noise = cls(event, generator=generator, **options)
+        _fit_into(
+            noise, data, held_out=held_out, steps=steps, batch=batch, lr=lr, patience=patience, generator=generator
         )
-        noise.flow.requires_grad_(False)
         return noise
+
+
+def _fit_into(
+    noise: Flow,
+    data: RowSource,
+    *,
+    held_out: RowSource | None = None,
+    steps: int = 3000,
+    batch: int = 256,
+    lr: float = 2e-3,
+    patience: int = 10,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Standardise, and train the flow that the noise holds."""
+    generator = generator or torch.Generator().manual_seed(0)
+    found = moments(data)
+    noise.loc.copy_(found.mean.flatten())
+    noise.scale.copy_(scales(found))
+    order = torch.randperm(len(data), generator=generator, device=generator.device).cpu()
+    if held_out is None:
+        if len(data) < LEAST_ROWS:
+            raise DataError(f"A flow needs {LEAST_ROWS} rows at least, to set some aside. Got {len(data)}.")
+        apart = min(5000, max(2, len(data) // 10))
+        judge, order = data[order[:apart].sort().values], order[apart:]
+    else:
+        judge = held_out[spread(len(held_out), 5000)]
+    constant = found.constant.flatten()
+
+    def rows(x: Tensor) -> Tensor:
+        """Standardised; a constant coordinate is noise, as wide as the scale it was given."""
+        z = ((x.double().cpu().flatten(1) - found.mean.flatten()) / noise.scale.double()).float()
+        fresh = torch.randn(z.shape, generator=generator, device=generator.device).cpu()
+        return torch.where(constant, fresh, z)
+
+    noise.flow = _trained(
+        noise.flow, lambda: rows(data[order[_some(len(order), batch, generator)]]), rows(judge), steps, lr, patience
+    )
+    noise.flow.requires_grad_(False)
 
 
 def _some(n: int, batch: int, generator: torch.Generator) -> Tensor:

@@ -222,9 +222,12 @@ def _low_rank(data: RowSource, found: Moments, scale: Tensor, rank: int) -> tupl
     """Loading and uniqueness of the standardised data: leading directions, and what they leave of each variance."""
     rows = spread(found.n, 20_000)
     z = torch.cat([_standardised(data[part], found, scale) for part in rows.split(1000)])
-    _, singular, directions = randomized_svd(z.numpy(), n_components=min(rank, *z.shape), random_state=0)
+    # Few rows lie in few directions, whatever they are: a quarter of them, and beyond what all have by chance.
+    count = min(rank, z.shape[1], max(1, (len(z) - 1) // 4))
+    _, singular, directions = randomized_svd(z.numpy(), n_components=count, random_state=0)
     variances = torch.from_numpy(singular.copy()).square() / len(z)
-    rest = max(0.0, float(z.square().sum() / len(z) - variances.sum())) / max(1, z.shape[1] - len(variances))
+    left = min(z.shape[1], len(z) - 1) - len(variances)
+    rest = max(0.0, float(z.square().sum() / len(z) - variances.sum())) / max(1, left)
     loading = torch.from_numpy(directions.copy()).mT * (variances - rest).clamp_min(0).sqrt()
     loading = torch.nn.functional.pad(loading, (0, rank - loading.shape[1]))
     uniqueness = 1 - loading.square().sum(-1)
