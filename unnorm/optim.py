@@ -67,7 +67,7 @@ def adam(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2
     """
     _check_lr(lr)
     _check_beta(beta)
-    return torch.optim.Adam(parameters, lr, betas=(1 - beta, beta2))
+    return torch.optim.Adam(parameters, lr, betas=(1 - beta, beta2), fused=True)
 
 
 class NGD(torch.optim.Optimizer):
