@@ -74,7 +74,13 @@ class TestRules:
         assert all(health.due(t) for t in range(1, 11))
         assert not health.due(11)
         with pytest.warns(HealthWarning, match=name):
-            readings(health, SICK[name], 2, every=1)
+            readings(health, SICK[name] | {"ess": 0.9}, 2, every=1)
+
+    def test_an_unlucky_first_batch_is_not_a_learning_rate(self):
+        """u is one batch old: where single draws carry the weights, two batches may well be ahead of it."""
+        health = Health(event=2, draws=500)
+        readings(health, {"lag": 2.0, "ess": 0.05}, 9, every=1)
+        assert health.told == []
 
     def test_one_batch_that_runs_ahead_is_chance(self):
         health = Health(event=2, draws=500)

@@ -22,7 +22,7 @@ from unnorm.errors import HealthWarning, InvalidValue, Unhealthy
 from unnorm.estimators import Telescope
 from unnorm.health import Health
 from unnorm.models import Bridged
-from unnorm.noise import from_distribution
+from unnorm.noise import Uniform, from_distribution
 
 
 def seeded(seed=0):
@@ -144,6 +144,18 @@ class TestAgainstData:
         found = noise_report(Gaussian.fit(x), x, generator=seeded())
         assert found.how.startswith("a mixture of 8 Gaussians")
         assert found.kl > 5
+
+    def test_no_bound_above_log_n_by_draws(self):
+        """Data in a corner of a box where no draw came: trees alone would claim any KL."""
+        q = Uniform.fit(torch.rand(4000, 2, generator=seeded(5)))
+        for seed in range(4):
+            x = 0.4 + 0.01 * torch.rand(4000, 2, generator=seeded(seed))
+            found = noise_report(q, x, n=10_000, n_noise=1e6, generator=seeded(10 + seed))
+            assert 8.5 < found.kl < 9.41  # log(1 / 0.01^2) = 9.21, and the box is a little larger than one
+            assert found.certified
+        assert noise_report(q, 2 + x, generator=seeded()).lines() == [
+            "noise: KL infinite: some rows lie where the noise has no density"
+        ]
 
     def test_rows_that_cannot_be(self):
         with pytest.raises(InvalidValue, match="NaN or infinity"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import integrate, optimize, stats
 from sklearn.mixture import GaussianMixture as SklearnMixture
+from torch import nn
 
 from tests.laws import NOISES
 from unnorm import Density, Quadratic
@@ -651,6 +652,10 @@ class TestFlow:
         assert not any(parameter.requires_grad for parameter in flow.parameters())
         with pytest.raises(InvalidValue, match="'flow' to train must be a module with parameters. Got int"):
             Flow.fit(x, flow=3)
+        for wrong in (zuko.flows.MAF(3), nn.Linear(2, 2)):
+            with pytest.raises(InvalidValue, match=r"The 'flow' must be one over events of shape \(2,\)"):
+                Flow.fit(x, flow=wrong)
+        assert Flow.fit(x, flow=zuko.flows.MAF(2).double(), steps=3).log_prob(x).dtype == torch.float64
 
     def test_stops_early_and_keeps_the_best(self):
         """Of twenty rows it learns too much; what is kept is as good on the rows set aside as at any look."""

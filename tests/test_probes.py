@@ -69,6 +69,22 @@ def test_heavy_coordinates_are_seen_among_light_ones(df, heavy):
     assert any("no such tails" in line for line in climb.doubts)
 
 
+def test_models_that_refuse_points_are_not_asked_there():
+    """torch's distributions raise on NaN and on a scale of 0: neither is a reason for the ladder to raise."""
+    normal = td.Normal
+
+    def thin(x):
+        return normal(0.0, 1.0).log_prob(x[:, 0]) + normal(0.0, 0.01).log_prob(x[:, 1] - x[:, 0] ** 2)
+
+    def funnel(x):
+        rest = normal(torch.zeros(len(x), 1), torch.exp(x[:, :1] / 2)).log_prob(x[:, 1:]).sum(-1)
+        return normal(0.0, 3.0).log_prob(x[:, 0]) + rest
+
+    for model, dim in ((thin, 2), (funnel, 6)):
+        climb = ladder(model, Gaussian(dim), evaluations=50_000, generator=seeded())
+        assert not climb.trusted or abs(climb.log_z.value) < 4 * climb.log_z.stderr + 0.01
+
+
 def test_a_heavy_plane_is_seen_among_light_coordinates():
     """In the plane the density falls like r^-(df + 2), along each of its axes the mass like r^-(df + 1)."""
     plane = student(1.5, 2)

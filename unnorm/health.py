@@ -116,15 +116,15 @@ def certified(readings: Sequence[Reading], event: int, draws: int) -> str | None
 def lag(readings: Sequence[Reading], event: int, draws: int) -> str | None:
     """u should be the mean weight: a log Z that moves faster than u can is multiplied into the step.
 
-    One batch may be ahead by chance. Two looks in a row are not; nor is one of the first steps where, a step before,
-    all draws carried nearly the same weight.
+    One batch may be ahead by chance, two looks in a row are not. In the first steps, where u is a batch or two old, the
+    weights must have been nearly even a step before.
     """
     recent = [now for now in readings[-2:] if "lag" in now]
     if len(recent) < 2 or recent[-1]["lag"] <= LAG:
         return None
     before, now = recent
-    even = now["step"] == before["step"] + 1 and before.get("ess", 0.0) >= EVEN
-    if before["lag"] <= LAG and not even:
+    first = now["step"] == before["step"] + 1  # u is a batch or two old, and one of these may have been unlucky
+    if (before.get("ess", 0.0) < EVEN) if first else (before["lag"] <= LAG):
         return None
     return (
         f"the mean weight of the noise draws is {math.exp(now['lag']):.2g} times the tracked u: log Z runs ahead of u. "

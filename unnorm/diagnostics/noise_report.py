@@ -68,6 +68,8 @@ class NoiseReport(NamedTuple):
     def lines(self) -> list[str]:
         """For a person."""
         certify = f"{self.n_noise:,.0f} draws certify up to log n = {self.limit:.1f}"
+        if self.kl == math.inf:
+            return ["noise: KL infinite: some rows lie where the noise has no density"]
         about = "at least" if self.bound else "about"
         far = f"noise: KL {about} {max(self.kl, 0.0):.2f} ± {self.kl_stderr:.2f} nats by {self.how}; {certify}"
         if self.bound and not self.certified:
@@ -161,12 +163,13 @@ def noise_report(
     else:
         log_w, own, critic = _by_critics(noise, against, z, generator)
         how, bound = f"{critic} at {len(own):,} rows", True
-        log_z = LogZ(0.0, 0.0, math.nan, math.nan, "normalised", 0) if critic != TREES else None
+        log_z = LogZ(0.0, 0.0, math.nan, math.nan, "normalised", 0)
+        if critic == TREES:
+            log_z = log_z._replace(value=_log_mean(log_w, own), stderr=_relative_error(log_w))
     known = log_mean_exp(log_w) if log_z is None else torch.tensor(log_z.value, dtype=log_w.dtype, device=log_w.device)
     weights = torch.softmax(log_w, 0)
     ess = float(effective_sample_size(log_w)) / len(log_w)
-    of_z = math.sqrt(max(1 / ess - 1, 0.0) / len(log_w)) if ess > 0 else math.inf
-    of_z = of_z if log_z is None else log_z.stderr
+    of_z = _relative_error(log_w) if log_z is None else log_z.stderr
     if own is None:
         kl = float((weights * (log_w - known)).nan_to_num().sum())
         stderr = math.sqrt(float((weights * (log_w - known - kl).square()).nan_to_num().sum()) / max(ess * n, 1.0))
@@ -200,10 +203,21 @@ def _by_critics(
 
     def bound(name: str) -> float:
         at_draws, at_rows = seen[name]
-        return float(at_rows.mean() - (log_mean_exp(at_draws) if name == TREES else 0.0))
+        return float(at_rows.mean()) - (_log_mean(at_draws, at_rows) if name == TREES else 0.0)
 
     best = max(seen, key=bound)
     return *seen[best], best
+
+
+def _log_mean(at_draws: Tensor, at_rows: Tensor) -> float:
+    """The critic's log normaliser by draws; where no draw was near the rows, so large that the KL is log n at most."""
+    return max(float(log_mean_exp(at_draws)), float(at_rows.mean()) - math.log(len(at_draws)))
+
+
+def _relative_error(log_w: Tensor) -> float:
+    """Of the mean weight."""
+    ess = float(effective_sample_size(log_w))
+    return math.sqrt(max(1 / ess - 1 / len(log_w), 0.0)) if ess > 0 else math.inf
 
 
 def _trees(train: Tensor, z: Tensor) -> Callable[[Tensor], Tensor]:

@@ -70,7 +70,14 @@ class Flow(Noise):
             return SplineFlow.fit(data, **options)
         if not isinstance(flow, nn.Module) or not any(True for _ in flow.parameters()):
             raise InvalidValue(f"The 'flow' to train must be a module with parameters. Got {type(flow).__name__}.")
-        noise = Flow(flow, tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:]))
+        event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:])
+        try:
+            noise = Flow(flow, event)
+            with torch.no_grad():
+                noise.log_prob(torch.zeros(1, *event, dtype=next(flow.parameters()).dtype))
+        except (RuntimeError, TypeError, ValueError) as problem:
+            raise InvalidValue(f"The 'flow' must be one over events of shape {event}: {problem}") from None
+        noise.to(next(flow.parameters()).dtype)
         _fit_into(noise, data, **options)
         return noise
 
@@ -204,8 +211,8 @@ def _fit_into(
 
     def rows(x: Tensor) -> Tensor:
         """Standardised; a constant coordinate is noise, as wide as the scale it was given."""
-        z = ((x.double().cpu().flatten(1) - found.mean.flatten()) / noise.scale.double()).float()
-        fresh = torch.randn(z.shape, generator=generator, device=generator.device).cpu()
+        z = ((x.double().cpu().flatten(1) - found.mean.flatten()) / noise.scale.double()).to(noise.scale)
+        fresh = torch.randn(z.shape, generator=generator, device=generator.device, dtype=z.dtype).cpu()
         return torch.where(constant, fresh, z)
 
     noise.flow = _trained(

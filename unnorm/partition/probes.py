@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unnorm.data.rows import spread as spread_out
+from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise, own_generator
 from unnorm.types import LogDensity, log_density, log_mean_exp
 
@@ -89,7 +90,12 @@ def tails(log_p: LogDensity, noise: Noise) -> Tails:
 
 
 def _values(log_p: LogDensity, x: Tensor) -> Tensor:
-    values = log_density(log_p, x).double()
+    try:
+        values = log_density(log_p, x).double()
+    except InvalidValue:
+        raise
+    except ValueError:  # a model that refuses to look so far out has nothing there
+        return torch.full((len(x),), -math.inf, dtype=torch.float64, device=x.device)
     return torch.where(values.isnan(), -math.inf, values)
 
 
