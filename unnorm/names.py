@@ -1,14 +1,15 @@
 """Look things up by name; an unknown name is answered with the nearest known one."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from unnorm.errors import InvalidValue
 
 T = TypeVar("T")
 
-__all__ = ["choose", "unknown"]
+__all__ = ["choose", "options_of", "unknown"]
 
 
 def choose(what: str, name: str, options: Mapping[str, T]) -> T:
@@ -23,6 +24,23 @@ def choose(what: str, name: str, options: Mapping[str, T]) -> T:
     if name in options:
         return options[name]
     raise InvalidValue(unknown(what, name, options))
+
+
+@contextmanager
+def options_of(what: str) -> Iterator[None]:
+    """An option that the call inside does not have is a mistake of the user's, not of the program.
+
+    >>> with options_of("number"):
+    ...     int("7", bass=8)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The number has no such option: ...
+    """
+    try:
+        yield
+    except TypeError as problem:
+        if not any(sign in str(problem) for sign in ("unexpected keyword", "invalid keyword", "multiple values")):
+            raise
+        raise InvalidValue(f"The {what} has no such option: {problem}.") from None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

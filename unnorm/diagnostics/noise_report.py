@@ -16,7 +16,6 @@ __all__ = ["NoiseReport", "certified_limit", "noise_report"]
 
 MOST_ROWS = 20_000
 LEAST_DRAWS = 10  # that carry the weight
-TREES = "boosted trees"
 
 
 class Drawn(Protocol):
@@ -152,6 +151,7 @@ def noise_report(
     n_noise = n if n_noise is None else n_noise
     limit = certified_limit(n_noise, gamma)
     z = noise.sample(n, generator=generator)
+    known = None if log_z is None else (log_z.value, log_z.stderr)
     if callable(against) and not isinstance(against, Tensor):
         log_w = (log_density(against, z) - noise.log_prob(z)).double()
         how, bound = "the model", False
@@ -161,29 +161,39 @@ def noise_report(
         else:
             own = None
     else:
-        log_w, own, critic = _by_critics(noise, against, z, generator)
-        how, bound = f"{critic} at {len(own):,} rows", True
-        log_z = LogZ(0.0, 0.0, math.nan, math.nan, "normalised", 0)
-        if critic == TREES:
-            log_z = log_z._replace(value=_log_mean(log_w, own), stderr=_relative_error(log_w))
-    known = log_mean_exp(log_w) if log_z is None else torch.tensor(log_z.value, dtype=log_w.dtype, device=log_w.device)
+        critic = _best_critic(noise, against, z, generator)
+        log_w, own, known = critic.at_draws, critic.at_rows, (critic.log_z, critic.log_z_stderr)
+        how, bound = f"{critic.name} at {len(own):,} rows", True
+    value, of_z = known or (float(log_mean_exp(log_w)), _relative_error(log_w))
     weights = torch.softmax(log_w, 0)
     ess = float(effective_sample_size(log_w)) / len(log_w)
-    of_z = _relative_error(log_w) if log_z is None else log_z.stderr
     if own is None:
-        kl = float((weights * (log_w - known)).nan_to_num().sum())
-        stderr = math.sqrt(float((weights * (log_w - known - kl).square()).nan_to_num().sum()) / max(ess * n, 1.0))
+        kl = float((weights * (log_w - value)).nan_to_num().sum())
+        stderr = math.sqrt(float((weights * (log_w - value - kl).square()).nan_to_num().sum()) / max(ess * n, 1.0))
     else:
-        kl = float(own.mean() - known)
+        kl = float(own.mean()) - value
         stderr = math.hypot(float(own.std()) / math.sqrt(len(own)), of_z)
-    saturated = not bound and log_z is None and ess * n < LEAST_DRAWS
+    saturated = known is None and ess * n < LEAST_DRAWS
     return NoiseReport(kl, stderr, limit, ess, pareto_khat(log_w), len(log_w), n_noise / gamma, how, saturated, bound)
 
 
-def _by_critics(
-    noise: Drawn, rows: Any, draws: Tensor, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor, str]:
-    """log p/q as the best critic learned it on half of the rows: at noise draws, and at the other half."""
+class _Critic(NamedTuple):
+    """log p/q as it was learned on half of the rows: at noise draws, at the other half, and its log normaliser."""
+
+    name: str
+    at_draws: Tensor
+    at_rows: Tensor
+    log_z: float
+    log_z_stderr: float
+
+    @property
+    def bound(self) -> float:
+        """The KL from below."""
+        return float(self.at_rows.mean()) - self.log_z
+
+
+def _best_critic(noise: Drawn, rows: Any, draws: Tensor, generator: torch.Generator | None) -> _Critic:
+    """The one with the highest bound."""
     if len(rows) < 20:
         raise InvalidValue(f"A report on a noise against data needs at least 20 rows. Got {len(rows)}.")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 2 * MOST_ROWS]
@@ -195,23 +205,16 @@ def _by_critics(
     if not bool(torch.isfinite(picked).all()):
         raise InvalidValue("The rows contain NaN or infinity.")
     train, test = picked[: len(picked) // 2], picked[len(picked) // 2 :]
-    found = {TREES: _trees(train, noise.sample(len(train), generator=generator))}
+    trees = _trees(train, noise.sample(len(train), generator=generator))
+    at_draws, at_rows = trees(draws), trees(test)
+    # Where no draw was near the rows their normaliser is anything: the bound is log n at most.
+    log_z = max(float(log_mean_exp(at_draws)), float(at_rows.mean()) - math.log(len(draws)))
+    critics = [_Critic("boosted trees", at_draws, at_rows, log_z, _relative_error(at_draws))]
     for count, name in ((1, "a Gaussian"), (8, "a mixture of 8 Gaussians")):
         if len(train) >= 20 * count:
-            found[name] = _mixture(train, count, noise, draws)
-    seen = {name: (critic(draws), critic(test)) for name, critic in found.items()}
-
-    def bound(name: str) -> float:
-        at_draws, at_rows = seen[name]
-        return float(at_rows.mean()) - (_log_mean(at_draws, at_rows) if name == TREES else 0.0)
-
-    best = max(seen, key=bound)
-    return *seen[best], best
-
-
-def _log_mean(at_draws: Tensor, at_rows: Tensor) -> float:
-    """The critic's log normaliser by draws; where no draw was near the rows, so large that the KL is log n at most."""
-    return max(float(log_mean_exp(at_draws)), float(at_rows.mean()) - math.log(len(at_draws)))
+            log_ratio = _mixture(train, count, noise, draws)
+            critics.append(_Critic(name, log_ratio(draws), log_ratio(test), 0.0, 0.0))
+    return max(critics, key=lambda critic: critic.bound)
 
 
 def _relative_error(log_w: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Contrast, Contrastive, Estimator
 from unnorm.estimators.meco import MECO
+from unnorm.names import options_of
 from unnorm.noise.base import Noise, own_generator
 from unnorm.noise.gaussian import Gaussian
 from unnorm.types import LogDensity, Objective
@@ -97,10 +98,8 @@ class Telescope(Estimator):
         if issubclass(base, MECO):
             options.setdefault("centred", True)
         self.noise, self.coupling = noise, coupling
-        try:
+        with options_of(f"base {base.__name__} of a Telescope"):
             self.base = base(noise, shape=(len(alphas) - 1,), **options)
-        except TypeError as problem:
-            raise InvalidValue(f"The base {base.__name__} of a Telescope has no such option: {problem}.") from None
         self.register_buffer("alphas", torch.tensor(alphas))
         self.register_buffer("centre", _centre(noise))
 

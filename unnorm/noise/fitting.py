@@ -11,7 +11,7 @@ from torch import Tensor
 from unnorm.data.quantiles import discrete_cells
 from unnorm.data.rows import RowSource, moments, spread
 from unnorm.errors import DataError, InvalidValue, ShrinkageWarning
-from unnorm.names import choose
+from unnorm.names import choose, options_of
 from unnorm.noise.base import Noise
 from unnorm.noise.choice import Choice
 from unnorm.noise.copula import Copula
@@ -94,12 +94,8 @@ def fit(
     """
     if kind != "auto":
         make = choose("kind of noise", kind, {**KINDS, "auto": KINDS["gaussian"]})
-        try:
+        with options_of(f"noise '{kind}'"):
             noise = make(data, generator, **options)
-        except TypeError as problem:
-            if "unexpected keyword" not in str(problem) and "multiple values" not in str(problem):
-                raise
-            raise InvalidValue(f"The noise '{kind}' has no such option: {problem}.") from None
         noise.choice = Choice(kind)
         return noise
     if options:

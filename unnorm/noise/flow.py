@@ -64,7 +64,12 @@ class Flow(Noise):
             data: rows.
             flow: one that gives its distribution when called, such as any of zuko's, over as many numbers as a row has;
                 trained in place, on standardised rows. A neural spline flow, with its options, when None.
-            options: of `SplineFlow.fit`.
+            options: `held_out`, rows that say when to stop (a tenth of the data, at most 5,000, by default); `steps` at
+                most (3000); rows of a `batch` (256); Adam's step size `lr` at the beginning (2e-3), which falls to zero
+                along a cosine; `patience`, how many looks (each after 1/60 of the steps) without improvement end it
+                (10); `generator`, which draws the rows set aside and the batches (seed 0).
+
+        The best look is kept. A constant coordinate is given some width, and a ShrinkageWarning says so.
         """
         if flow is None:
             return SplineFlow.fit(data, **options)
@@ -152,34 +157,24 @@ class SplineFlow(Flow):
         cls,
         data: RowSource,
         *,
-        held_out: RowSource | None = None,
-        steps: int = 3000,
-        batch: int = 256,
-        lr: float = 2e-3,
-        patience: int = 10,
         generator: torch.Generator | None = None,
-        **options: Any,
+        transforms: int = 3,
+        hidden: Sequence[int] = (64, 64),
+        bins: int = 8,
+        **training: Any,
     ) -> "SplineFlow":
         """Maximum likelihood by Adam, stopped early.
 
         Args:
             data: rows.
-            held_out: rows that say when to stop; a tenth of the data (at most 5,000) when None.
-            steps: at most.
-            batch: rows of a step.
-            lr: Adam's step size at the beginning; it falls to zero along a cosine.
-            patience: how many looks (each after 1/60 of the steps) without improvement end it; the best is kept.
             generator: draws the initial weights, the rows set aside and the batches; seed 0 when None.
-            options: of the flow: `transforms`, `hidden`, `bins`.
-
-        A constant coordinate is given some width, and a ShrinkageWarning says so.
+            transforms, hidden, bins: of the flow.
+            training: as for `Flow.fit`.
         """
         generator = generator or torch.Generator().manual_seed(0)
         event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:]) if len(data) else ()
-        noise = cls(event, generator=generator, **options)
-        _fit_into(
-            noise, data, held_out=held_out, steps=steps, batch=batch, lr=lr, patience=patience, generator=generator
-        )
+        noise = cls(event, transforms, hidden, bins, generator=generator)
+        _fit_into(noise, data, generator=generator, **training)
         return noise
 
 

@@ -182,37 +182,27 @@ def ladder(
         # In an order of their own: sorted rows would show the rungs below one end of the data only.
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
         data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
-    climb = _climb(model, noise, data, reach, stderr, (n, first, evaluations), generator, progress)
-    return climb._replace(unchecked=unchecked)
-
-
-def _climb(
-    model: LogDensity,
-    noise: Noise,
-    data: Tensor | None,
-    reach: Tensor | None,
-    stderr: float,
-    limits: tuple[int, int, int],
-    generator: torch.Generator | None,
-    progress: bool | None,
-) -> Climb:
-    """Rung by rung; the limits are draws, draws before the first look, and evaluations."""
-    n, first, evaluations = limits
     with frozen(model) as target:
         finite, tails = far_out(target, noise, alone=data is None)
         support = beyond_support(target, noise)
         problem = _Problem(target, noise, data, reach, stderr, generator, progress, tails, support)
-        size = event_of(noise)[0] if len(event_of(noise)) == 1 else math.inf
-        first = min(first, n) if size > PLANE else min(first, n, PLANE_DRAWS)
-        rung, weights = _by_importance(problem, n if size > PLANE else first, first)
-        rungs = [rung]
-        if not finite:
-            return Climb((rung,), stderr, (tails or "",))
-        if size <= PLANE or (size in CELLS and not rungs[-1].enough):
-            rungs.append(_by_grid(problem, rungs[-1].log_z))
-        if not rungs[-1].enough:
-            return _by_chains(problem, rungs, weights, evaluations)
-    return Climb(tuple(rungs), stderr, ())
+        climb = _climb(problem, finite, n, first, evaluations)
+    return climb._replace(unchecked=unchecked)
+
+
+def _climb(problem: _Problem, finite: bool, n: int, first: int, evaluations: int) -> Climb:
+    """Rung by rung."""
+    size = event_of(problem.noise)[0] if len(event_of(problem.noise)) == 1 else math.inf
+    first = min(first, n) if size > PLANE else min(first, n, PLANE_DRAWS)
+    rung, weights = _by_importance(problem, n if size > PLANE else first, first)
+    rungs = [rung]
+    if not finite:
+        return Climb((rung,), problem.wanted, (problem.tails or "",))
+    if size <= PLANE or (size in CELLS and not rungs[-1].enough):
+        rungs.append(_by_grid(problem, rungs[-1].log_z))
+    if not rungs[-1].enough:
+        return _by_chains(problem, rungs, weights, evaluations)
+    return Climb(tuple(rungs), problem.wanted, ())
 
 
 def _check_rows(data: Tensor, event: tuple[int, ...]) -> None:

@@ -73,19 +73,18 @@ def tails(log_p: LogDensity, noise: Noise) -> Tails:
         slope = (near - end) / math.log(FAR[1] / FAR[0])
         return torch.where((end == -math.inf) | (slope > size + STEEP), math.inf, slope)
 
-    def among(directions: Tensor, dimensions: int) -> float:
-        """The index in as many dimensions, by the heaviest of the rays."""
-        index = float(slopes(_unit(directions)).min()) - dimensions
-        return math.inf if index > STEEP else index
+    def index(slope: Tensor, dimensions: int) -> float:
+        """In as many dimensions, by the heaviest of the rays."""
+        least = float(slope.min()) - dimensions
+        return math.inf if least > STEEP else least
 
     coordinates = torch.eye(size, device=flat.device, dtype=flat.dtype)[spread_out(size, MOST_AXES)]
     own = slopes(torch.cat([coordinates, -coordinates])).view(2, -1).amin(0)
     heavy = coordinates[own - 1 <= STEEP]
-    around, along = among(flat, size), float(own.min()) - 1
-    along = math.inf if along > STEEP else along
+    around, along = index(slopes(_unit(flat)), size), index(own, 1)
     if 1 < len(heavy) < size:
         mixed = torch.randn(RAYS, len(heavy), generator=own_generator(noise), device=flat.device, dtype=flat.dtype)
-        around = min(around, among(mixed @ heavy, len(heavy)))
+        around = min(around, index(slopes(_unit(mixed @ heavy)), len(heavy)))
     return Tails(around, along, len(heavy))
 
 
