@@ -101,7 +101,7 @@ def fit(
     lr: Annotated[
         float | None, typer.Option(help="Learning rate; of ngd the length of a step. [default: 0.001; ngd: 0.1]")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="adam, sgd, or ngd (normalised gradients).")] = "adam",
+    optimizer: Annotated[str, typer.Option(help="adam, sgd, ngd (normalised gradients) or ngd-adam.")] = "adam",
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
     ] = "cosine",

@@ -3,7 +3,7 @@
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Lagged",
+    "NormalisedAdam",
     "Power",
     "Rates",
     "Schedule",
@@ -106,12 +107,8 @@ class NGD(torch.optim.Optimizer):
                     directions.append((parameter, self._direction(parameter, group["beta"]), group["lr"]))
         if not directions:
             return loss
-        # Divided by the largest entry first: the squares of large gradients would overflow.
-        largest = torch.stack([direction.abs().max() for _, direction, _ in directions]).max()
-        scaled = [direction / torch.where(largest > 0, largest, 1) for _, direction, _ in directions]
-        norm = torch.stack([direction.norm() for direction in scaled]).norm()
-        for (parameter, _, lr), direction in zip(directions, scaled, strict=True):
-            parameter.sub_(direction * (lr / torch.where(norm > 0, norm, 1)))
+        for (parameter, _, lr), unit in zip(directions, normalised([each for _, each, _ in directions]), strict=True):
+            parameter.sub_(lr * unit)
         return loss
 
     def _direction(self, parameter: nn.Parameter, beta: float) -> Tensor:
@@ -124,7 +121,55 @@ class NGD(torch.optim.Optimizer):
         return state["v"]
 
 
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd, "ngd": NGD}
+def normalised(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of all parameters together, of length one; zero stays zero.
+
+    >>> normalised([torch.tensor([3e30]), torch.tensor([4e30])])
+    [tensor([0.6000]), tensor([0.8000])]
+    """
+    # Divided by the largest entry first: the squares of large gradients would overflow.
+    largest = torch.stack([gradient.abs().max() for gradient in gradients]).max()
+    scaled = [gradient / torch.where(largest > 0, largest, 1) for gradient in gradients]
+    norm = torch.stack([gradient.norm() for gradient in scaled]).norm()
+    return [gradient / torch.where(norm > 0, norm, 1) for gradient in scaled]
+
+
+class NormalisedAdam(torch.optim.Adam):
+    """Adam fed with gradients of length one: the Adam-style counterpart of NGD.
+
+    The paper's appendix has rows "NCE (NGD)" and "eNCE (NGD)" with an Adam-style optimizer and does not say more; Adam
+    forgets the scale of the gradients slowly, this at once.
+
+    >>> theta = nn.Parameter(torch.zeros(2))
+    >>> optimizer = NormalisedAdam([theta], lr=1.0)
+    >>> theta.grad = torch.tensor([3e30, 4e30]); optimizer.step(); theta.data
+    tensor([-1.0000, -1.0000])
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2: float = 0.999):
+        _check_lr(lr)
+        _check_beta(beta)
+        super().__init__(parameters, lr, betas=(1 - beta, beta2), fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for parameter, unit in zip(trained, normalised([p.grad for p in trained]) if trained else (), strict=True):
+            parameter.grad = unit
+        super().step()
+        return loss
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": adam,
+    "sgd": sgd,
+    "ngd": NGD,
+    "ngd-adam": NormalisedAdam,
+}
 
 
 class Schedule(ABC):

@@ -22,7 +22,7 @@ class Training:
         steps: optimization steps.
         batch: data points per step, drawn uniformly with replacement (Algorithm 1).
         lr: the learning rate eta (eta_0 of a schedule).
-        optimizer: "adam" or "sgd", MECO's two styles, or "ngd", normalised gradients.
+        optimizer: "adam" or "sgd", MECO's two styles; "ngd", normalised gradients, or "ngd-adam", Adam of these.
         beta: weight of the new gradient in v, in (0, 1]; when None the paper's 0.9, and for "ngd" 1.
         schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
         mu: the PL constant for "pl".

@@ -9,7 +9,7 @@ torch.Size([3])
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -23,10 +23,12 @@ __all__ = [
     "LogDensity",
     "LogZ",
     "Objective",
+    "apart",
     "effective_sample_size",
     "event_shape",
     "log_density",
     "log_mean_exp",
+    "together",
 ]
 
 LogDensity: TypeAlias = Callable[[Tensor], Tensor]
@@ -114,6 +116,25 @@ def log_density(model: LogDensity, x: Tensor) -> Tensor:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InvalidValue(f"A model must map (n, *event) to (n,). Got {tuple(x.shape)} -> {got}.")
     return value
+
+
+def apart(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Points of problems side by side, one problem's after the other's, with axes of their own: (*shape, n, ...).
+
+    >>> apart(torch.arange(6.0), (2,))
+    tensor([[0., 1., 2.],
+            [3., 4., 5.]])
+    """
+    return x.view(*shape, -1, *x.shape[1:]) if shape else x
+
+
+def together(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The points of several sets in one, each problem's together: what `apart` takes apart.
+
+    >>> together([torch.zeros(2, 1), torch.ones(4, 1)], (2,)).flatten()
+    tensor([0., 1., 1., 0., 1., 1.])
+    """
+    return torch.cat([apart(part, shape) for part in parts], len(shape)).flatten(0, len(shape))
 
 
 def log_mean_exp(log_w: Tensor) -> Tensor:

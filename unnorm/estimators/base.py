@@ -1,5 +1,6 @@
 """The estimator contract, and the one forward pass that the noise-based ones share."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective, effective_sample_size, log_density, log_mean_exp
+from unnorm.types import LogDensity, Objective, apart, effective_sample_size, log_density, log_mean_exp, together
 
 __all__ = [
     "Contrast",
@@ -28,6 +29,10 @@ class Estimator(nn.Module, ABC):
     Learned extras are Parameters, running state is in buffers, so that `state_dict()` holds all of it; `forward`
     changes buffers only while `self.training`. An estimator has no optimizer.
 
+    One with a `shape`, such as (R,), solves that many independent problems side by side: `x` holds the batch of one
+    after that of the other, the model (`replicas.Stacked`) knows whose is whose, and the surrogate and each of `info`
+    have the shape `shape`.
+
     >>> class MaximumLikelihood(Estimator):      # for models that are normalised already
     ...     def forward(self, model, x, *, generator=None):
     ...         nll = -model(x).mean()
@@ -37,11 +42,13 @@ class Estimator(nn.Module, ABC):
     {'value': tensor(-2.)}
     """
 
+    shape: tuple[int, ...] = ()
+
     @abstractmethod
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         """The objective of `model` on the batch `x` of shape (n, *event)."""
 
-    def set_gamma(self, gamma: float | None) -> None:
+    def set_gamma(self, gamma: float | Tensor | None) -> None:
         """Set the tracker's rate for the coming steps, or with None go back to the one it was made with."""
         if gamma is not None:
             raise InvalidValue(f"{type(self).__name__} has no rate 'gamma' to follow a sequence.")
@@ -100,21 +107,30 @@ class Contrast(NamedTuple):
 
 
 def contrast(
-    model: LogDensity, noise: Noise, x: Tensor, n_noise: int, *, generator: torch.Generator | None = None
+    model: LogDensity,
+    noise: Noise,
+    x: Tensor,
+    n_noise: int,
+    *,
+    shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
 ) -> Contrast:
     """Evaluate the model at the batch and at `n_noise` draws of the noise, in one forward pass.
+
+    With `shape`, for each of the problems side by side: then `x` holds one batch after the other (`types.apart`).
 
     >>> from unnorm import Gaussian, Quadratic
     >>> contrast(Quadratic(2), Gaussian(2), torch.zeros(5, 2), 7).log_w.shape
     torch.Size([7])
     """
-    z = noise.sample(n_noise, generator=generator)
+    n = len(x) // math.prod(shape)
+    z = noise.sample(n_noise * math.prod(shape), generator=generator)
     if x.shape[1:] != z.shape[1:]:
         raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
-    points = torch.cat([x, z.to(x.dtype)])
+    points = together([x, z.to(x.dtype)], shape)
     with torch.no_grad():
-        log_q_data, log_q = noise.log_prob(points).split([len(x), len(z)])
-    log_p_data, log_p_noise = log_density(model, points).split([len(x), len(z)])
+        log_q_data, log_q = apart(noise.log_prob(points), shape).split([n, n_noise], -1)
+    log_p_data, log_p_noise = apart(log_density(model, points), shape).split([n, n_noise], -1)
     return Contrast(log_p_data, log_q_data, log_p_noise - log_q)
 
 
@@ -138,7 +154,8 @@ class Contrastive(Estimator):
         """The objective of ratios (*shape, n): the surrogate and each of `info` have the shape `shape`."""
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        return self.compare(contrast(model, self.noise, x, self.draws(len(x)), generator=generator))
+        n_noise = self.draws(len(x) // math.prod(self.shape))
+        return self.compare(contrast(model, self.noise, x, n_noise, shape=self.shape, generator=generator))
 
 
 def distributed() -> bool:

@@ -1,12 +1,15 @@
 """Conditional noise-contrastive estimation: the noise is drawn around each observation."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least
-from unnorm.types import LogDensity, Objective, log_density
+from unnorm.streams import normal
+from unnorm.types import LogDensity, Objective, log_density, together
 
 __all__ = ["ConditionalNCE", "cnce_loss"]
 
@@ -34,6 +37,7 @@ class ConditionalNCE(Estimator):
     Args:
         sigma: the standard deviation of the noise, in the units of the model.
         kappa: noise points per datum.
+        shape: of independent problems solved side by side, see `Estimator`.
 
     `info` has `value`, the loss.
 
@@ -43,8 +47,9 @@ class ConditionalNCE(Estimator):
     tensor(True)
     """
 
-    def __init__(self, *, sigma: float = 0.5, kappa: int = 1):
+    def __init__(self, *, sigma: float = 0.5, kappa: int = 1, shape: tuple[int, ...] = ()):
         super().__init__()
+        self.shape = shape
         if not sigma > 0:
             raise InvalidValue(f"The 'sigma' of ConditionalNCE must be positive. Got {sigma}.")
         check_at_least("ConditionalNCE", "kappa", kappa, 1)
@@ -55,9 +60,12 @@ class ConditionalNCE(Estimator):
         return {**super().settings, "sigma": self.sigma, "kappa": self.kappa}
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
-        shape = (self.kappa, *x.shape)
-        noise = torch.randn(shape, generator=generator, device=x.device, dtype=x.dtype)
-        near = (x + self.sigma * noise).flatten(0, 1)
-        log_p = log_density(model, torch.cat([x, near])).reshape(self.kappa + 1, len(x))
-        loss = cnce_loss(log_p[0], log_p[1:])
+        problems = math.prod(self.shape)
+        n = len(x) // problems
+        shape = (problems * self.kappa, n, *x.shape[1:])
+        noise = normal(shape, generator=generator, device=x.device, dtype=x.dtype).view(problems, self.kappa, -1)
+        near = x.view(problems, 1, -1) + self.sigma * noise
+        log_p = log_density(model, together([x, near.view(-1, *x.shape[1:])], self.shape))
+        log_p = log_p.view(*self.shape, self.kappa + 1, n)
+        loss = cnce_loss(log_p[..., 0, :], log_p[..., 1:, :])
         return Objective(loss, {"value": loss.detach()})

@@ -15,10 +15,10 @@ from torch import Tensor
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least, contrast
 from unnorm.noise.base import Noise, event_of
-from unnorm.samplers.base import Bounds, frozen, per_event, relative_score, spread
+from unnorm.samplers.base import Bounds, distance, frozen, per_event, relative_score, spread
 from unnorm.samplers.buffer import ReplayBuffer
 from unnorm.samplers.langevin import MALA, ULA
-from unnorm.types import LogDensity, Objective, log_density, log_mean_exp
+from unnorm.types import LogDensity, Objective, apart, log_density, log_mean_exp, together
 
 __all__ = ["ContrastiveDivergence", "MCMCLikelihood", "PersistentCD", "contrast_loss"]
 
@@ -56,8 +56,10 @@ class _Langevin(Estimator):
         noise_scale: float | None,
         bounds: Bounds | None,
         regulariser: float,
+        shape: tuple[int, ...],
     ):
         super().__init__()
+        self.shape = shape
         name = type(self).__name__
         check_at_least(name, "n_steps", n_steps, 1)
         check_at_least(name, "regulariser", regulariser, 0)
@@ -68,8 +70,8 @@ class _Langevin(Estimator):
         ULA(step_size or 1.0, noise_scale, bounds)  # refuses what it cannot use
         self.noise, self.n_steps, self.step_size = noise, n_steps, step_size
         self.noise_scale, self.bounds, self.regulariser = noise_scale, bounds, regulariser
-        self.register_buffer("log_step_size", torch.tensor(math.log(step_size or 1.0)))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("log_step_size", torch.full(shape, math.log(step_size or 1.0)))
+        self.register_buffer("started", torch.zeros(shape, dtype=torch.bool))
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -99,7 +101,8 @@ class _Langevin(Estimator):
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         if not self.training and self.noise is not None:
-            seen = contrast(model, self.noise, x, len(x), generator=generator)
+            n = len(x) // math.prod(self.shape)
+            seen = contrast(model, self.noise, x, n, shape=self.shape, generator=generator)
             surrogate = log_mean_exp(seen.log_w) - seen.log_p_data.mean(-1)
             return Objective(surrogate, {"value": seen.nll(), "ess": seen.ess()})
         start, place = self._start(x, generator)
@@ -110,13 +113,14 @@ class _Langevin(Estimator):
         log_step_size = torch.where(self.started, self.log_step_size, self._first_log_step_size(x))
         samples, score, acceptance = self._walk(model, start.to(x.dtype), log_step_size, generator)
 
-        log_p_data, log_p_model = log_density(model, torch.cat([x, samples])).split([len(x), len(samples)])
+        log_p = apart(log_density(model, together([x, samples], self.shape)), self.shape)
+        log_p_data, log_p_model = log_p.tensor_split([len(x) // math.prod(self.shape)], -1)
         surrogate = contrast_loss(log_p_data, log_p_model)
         value = surrogate.detach()
         if self.regulariser:
-            surrogate = surrogate + self.regulariser * (log_p_data.square().mean() + log_p_model.square().mean())
+            surrogate = surrogate + self.regulariser * (log_p_data.square().mean(-1) + log_p_model.square().mean(-1))
         with torch.no_grad():
-            scale = spread(x)
+            scale = spread(x, self.shape)
             if self.training:  # a non-finite batch raises in `step`; it must not spoil the chains
                 usable = torch.isfinite(value)
                 self._keep(place, samples, usable)
@@ -128,8 +132,8 @@ class _Langevin(Estimator):
                 "value": value,
                 "acceptance": acceptance,
                 "step_size": log_step_size.exp(),
-                "score": relative_score(score, scale),
-                "distance": (samples - x.mean(0)).square().mean().sqrt() / scale,
+                "score": relative_score(score, scale, self.shape),
+                "distance": distance(samples, x, self.shape) / scale,
             }
         return Objective(surrogate, info)
 
@@ -137,7 +141,7 @@ class _Langevin(Estimator):
         """A few hundredths of the data's variance, less in many dimensions, as MALA's optimal scaling has it."""
         if self.step_size is not None:
             return self.log_step_size
-        return 2 * spread(x).log() + math.log(0.03) - math.log(x[0].numel()) / 3
+        return 2 * spread(x, self.shape).log() + math.log(0.03) - math.log(x[0].numel()) / 3
 
     def _walk(
         self, model: LogDensity, start: Tensor, log_step_size: Tensor, generator: torch.Generator | None
@@ -147,7 +151,8 @@ class _Langevin(Estimator):
             start = start.clamp(*self.bounds)
         with frozen(model) as target:
             if self.step_size is None:
-                return self._adjusted(MALA(log_step_size.exp(), self.bounds), start, target, generator)
+                step_size = self._of_each(log_step_size.exp(), start)
+                return self._adjusted(MALA(step_size, self.bounds), start, target, generator)
             return self._plain(ULA(self.step_size, self.noise_scale, self.bounds), start, target, generator)
 
     def _adjusted(
@@ -156,7 +161,7 @@ class _Langevin(Estimator):
         state, acceptance = sampler.init(start, target), torch.zeros_like(self.log_step_size)
         for _ in range(self.n_steps):
             state, info = sampler.step(state, target, generator=generator)
-            acceptance = acceptance + info.acceptance.mean() / self.n_steps
+            acceptance = acceptance + apart(info.acceptance, self.shape).mean(-1) / self.n_steps
         return state.x, state.score, acceptance
 
     def _plain(
@@ -167,7 +172,14 @@ class _Langevin(Estimator):
         for _ in range(watched):
             state, info = sampler.step(state, target, generator=generator)
         assert state.behind is not None
-        return state.x, state.behind.score, info.acceptance.mean()
+        return state.x, state.behind.score, apart(info.acceptance, self.shape).mean(-1)
+
+    def _of_each(self, values: Tensor, x: Tensor) -> Tensor:
+        """A number for each problem as one for each of its chains; of one problem, the number."""
+        if not self.shape:
+            return values
+        chains = values.unsqueeze(-1).expand(*self.shape, len(x) // math.prod(self.shape))
+        return per_event(chains.flatten(), x)
 
 
 class ContrastiveDivergence(_Langevin):
@@ -185,6 +197,7 @@ class ContrastiveDivergence(_Langevin):
         noise_scale: sigma of unadjusted steps, see `samplers.ULA`.
         bounds: a box for the chains.
         regulariser: weight of E[(log p~)^2] at data and samples; 0, none, as published.
+        shape: of independent problems solved side by side, see `Estimator`.
 
     `info` has `value` (the contrast), `acceptance`, `step_size`, `score` and `distance` (of the samples from the
     data's mean), both in units of the data's spread.
@@ -204,8 +217,9 @@ class ContrastiveDivergence(_Langevin):
         noise_scale: float | None = None,
         bounds: Bounds | None = None,
         regulariser: float = 0.0,
+        shape: tuple[int, ...] = (),
     ):
-        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser, shape)
 
     def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
         return x, None
@@ -220,7 +234,7 @@ class PersistentCD(_Langevin):
         noise: where the chains begin, once.
         n_chains: how many there are.
         n_steps: Langevin steps of each per training step.
-        step_size, noise_scale, bounds, regulariser: as for ContrastiveDivergence.
+        step_size, noise_scale, bounds, regulariser, shape: as for ContrastiveDivergence.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> estimator = PersistentCD(Gaussian(2), n_chains=64)
@@ -241,22 +255,24 @@ class PersistentCD(_Langevin):
         noise_scale: float | None = None,
         bounds: Bounds | None = None,
         regulariser: float = 0.0,
+        shape: tuple[int, ...] = (),
     ):
-        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser, shape)
         check_at_least("PersistentCD", "n_chains", n_chains, 1)
-        self.register_buffer("chains", torch.zeros(n_chains, *event_of(noise)))
+        self.n_chains = n_chains
+        self.register_buffer("chains", torch.zeros(math.prod(shape) * n_chains, *event_of(noise)))
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
-        return {**super().settings, "n_chains": len(self.chains)}
+        return {**super().settings, "n_chains": self.n_chains}
 
     def _start(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Any]:
         assert self.noise is not None
         fresh = self.noise.sample(len(self.chains), generator=generator).to(self.chains)
-        return torch.where(self.started, self.chains, fresh), None
+        return torch.where(self._of_each(self.started, fresh), self.chains, fresh), None
 
     def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
-        self.chains.copy_(torch.where(usable, samples, self.chains))
+        self.chains.copy_(torch.where(self._of_each(usable, samples), samples, self.chains))
 
 
 class MCMCLikelihood(_Langevin):
@@ -270,8 +286,8 @@ class MCMCLikelihood(_Langevin):
         n_steps: K Langevin steps per training step; the paper tries 20, 50 and 100.
         buffer_size: points in the replay buffer.
         restart: the share of chains that begin anew at each training step.
-        step_size, noise_scale, bounds, regulariser: as for ContrastiveDivergence. Du and Mordatch regularise; here it
-            is an option.
+        step_size, noise_scale, bounds, regulariser, shape: as for ContrastiveDivergence. Du and Mordatch
+            regularise; here it is an option.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> estimator = MCMCLikelihood(Gaussian(2), buffer_size=100)
@@ -291,9 +307,10 @@ class MCMCLikelihood(_Langevin):
         noise_scale: float | None = None,
         bounds: Bounds | None = None,
         regulariser: float = 0.0,
+        shape: tuple[int, ...] = (),
     ):
-        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser)
-        self.buffer = ReplayBuffer(event_of(noise), buffer_size, restart)
+        super().__init__(noise, n_steps, step_size, noise_scale, bounds, regulariser, shape)
+        self.buffer = ReplayBuffer(event_of(noise), buffer_size, restart, math.prod(shape))
 
     @property
     def settings(self) -> dict[str, str | int | float | None]:
@@ -304,4 +321,4 @@ class MCMCLikelihood(_Langevin):
         return self.buffer.draw(len(x), self.noise, generator=generator)
 
     def _keep(self, place: Any, samples: Tensor, usable: Tensor) -> None:
-        self.buffer.put(place, torch.where(per_event(usable.expand(len(samples)), samples), samples, torch.nan))
+        self.buffer.put(place, torch.where(self._of_each(usable, samples), samples, torch.nan))

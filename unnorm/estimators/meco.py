@@ -44,7 +44,8 @@ class MECO(Contrastive):
     Args:
         noise: q.
         n_noise: noise draws per step; as many as there are data when None.
-        gamma: the rate of the moving average, in (0, 1]; the paper's 0.1 when None.
+        gamma: the rate of the moving average, in (0, 1]; the paper's 0.1 when None; a tensor has one
+            for each of the problems side by side.
         tracker: "ema" (the paper), "minibatch", "scent", "umax", or a Tracker.
         centred: subtract the batch's mean of log p~ - log q at the data from log p~, before u is tracked. Then u
             follows the gap between data and noise, and a constant that drifts in log p~ cannot outrun it; the paper's
@@ -74,7 +75,7 @@ class MECO(Contrastive):
         noise: Noise,
         *,
         n_noise: int | None = None,
-        gamma: float | None = None,
+        gamma: float | Tensor | None = None,
         tracker: str | Tracker = "ema",
         centred: bool = False,
         shape: tuple[int, ...] = (),
@@ -90,7 +91,7 @@ class MECO(Contrastive):
         self.register_buffer("log_u", torch.zeros(shape))
         self.register_buffer("started", torch.zeros(shape, dtype=torch.bool))
 
-    def set_gamma(self, gamma: float | None) -> None:
+    def set_gamma(self, gamma: float | Tensor | None) -> None:
         if gamma is None:
             self._now = self.tracker
             return
@@ -107,7 +108,7 @@ class MECO(Contrastive):
 
     @property
     def effective_draws(self) -> float:
-        return 1 / self._now.gamma if isinstance(self._now, EMA) else 1.0
+        return float(1 / torch.as_tensor(self._now.gamma).max()) if isinstance(self._now, EMA) else 1.0
 
     def compare(self, seen: Contrast) -> Objective:
         constant = None

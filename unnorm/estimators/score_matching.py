@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator, check_at_least, distributed
 from unnorm.samplers.base import relative_score, spread, unwrapped
-from unnorm.types import LogDensity, Objective, log_density
+from unnorm.streams import integers, normal
+from unnorm.types import LogDensity, Objective, apart, log_density
 
 __all__ = [
     "PIECEWISE_LINEAR",
@@ -76,24 +77,32 @@ def _derivative(along: Tensor, x: Tensor) -> Tensor:
 PIECEWISE_LINEAR = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.Threshold)
 
 
-def _check_curved(model: LogDensity, curvature: Tensor) -> None:
-    """Refuse what has no second derivative, also where another part of the model, such as Tilted's noise, has one."""
-    flat = isinstance(model, nn.Module) and any(isinstance(part, PIECEWISE_LINEAR) for part in model.modules())
-    if flat or not curvature.any():
+def _check_curved(model: LogDensity, curvature: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse what has no second derivative, also where another part of the model, such as Tilted's noise, has one.
+
+    Of problems side by side only the parts are looked at: a GPU would have to wait for the numbers.
+    """
+    parts = getattr(model, "modules_of_one", model.modules)() if isinstance(model, nn.Module) else ()
+    flat = any(isinstance(part, PIECEWISE_LINEAR) for part in parts)
+    if flat or not (shape or curvature.any()):
         raise InvalidValue(
             "The model's score does not change with x: score matching needs second derivatives, "
             "which a piecewise linear network (relu) has not. Use a smooth activation such as silu."
         )
 
 
-def _objective(loss: Tensor, score: Tensor, x: Tensor) -> Objective:
-    return Objective(loss, {"value": loss.detach(), "score": relative_score(score, spread(x))})
+def _objective(loss: Tensor, score: Tensor, x: Tensor, shape: tuple[int, ...]) -> Objective:
+    size = relative_score(score, spread(x, shape), shape)
+    return Objective(loss, {"value": loss.detach(), "score": size})
 
 
 class ScoreMatching(Estimator):
     """Exact score matching (Hyvarinen 2005): E[|s|^2 / 2 + tr(ds/dx)], the trace by one backward pass per coordinate.
 
     For few dimensions; `SlicedScoreMatching` costs one backward pass in any. The model must be smooth.
+
+    Args:
+        shape: of independent problems solved side by side, see `Estimator`.
 
     `info` has `value`, the loss, and `score`, the size of the score in units of 1 / the data's spread.
 
@@ -102,14 +111,18 @@ class ScoreMatching(Estimator):
     tensor(-1.5000)
     """
 
+    def __init__(self, *, shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.shape = shape
+
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         with torch.enable_grad():
             x, score = _differentiable_score(model, x)
             columns = range(score.shape[1])
             trace = torch.stack([_derivative(score[:, i], x)[:, i] for i in columns]).sum(0)
-            _check_curved(model, trace)
-            loss = score_matching_loss(score, trace)
-        return _objective(loss, score, x)
+            _check_curved(model, trace, self.shape)
+            loss = score_matching_loss(apart(score, self.shape), apart(trace, self.shape))
+        return _objective(loss, score, x, self.shape)
 
 
 class SlicedScoreMatching(Estimator):
@@ -120,6 +133,7 @@ class SlicedScoreMatching(Estimator):
 
     Args:
         n_slices: directions per point.
+        shape: of independent problems solved side by side, see `Estimator`.
 
     `info` has `value`, the loss, and `score`.
 
@@ -128,8 +142,9 @@ class SlicedScoreMatching(Estimator):
     tensor(-1.5000)
     """
 
-    def __init__(self, *, n_slices: int = 1):
+    def __init__(self, *, n_slices: int = 1, shape: tuple[int, ...] = ()):
         super().__init__()
+        self.shape = shape
         check_at_least("SlicedScoreMatching", "n_slices", n_slices, 1)
         self.n_slices = n_slices
 
@@ -142,12 +157,12 @@ class SlicedScoreMatching(Estimator):
             x, score = _differentiable_score(model, x)
             trace = torch.zeros_like(score[:, 0])
             for _ in range(self.n_slices):
-                bits = torch.randint(2, score.shape, generator=generator, device=x.device)
+                bits = integers(2, score.shape, generator=generator, device=x.device)
                 signs = 2 * bits.to(x.dtype) - 1
                 trace = trace + (_derivative(score * signs, x) * signs).sum(-1) / self.n_slices
-            _check_curved(model, trace)
-            loss = score_matching_loss(score, trace)
-        return _objective(loss, score, x)
+            _check_curved(model, trace, self.shape)
+            loss = score_matching_loss(apart(score, self.shape), apart(trace, self.shape))
+        return _objective(loss, score, x, self.shape)
 
 
 class DenoisingScoreMatching(Estimator):
@@ -158,6 +173,7 @@ class DenoisingScoreMatching(Estimator):
 
     Args:
         sigma: the noise's standard deviation, in the units of the model.
+        shape: of independent problems solved side by side, see `Estimator`.
 
     `info` has `value`, the loss, and `score`.
 
@@ -167,8 +183,9 @@ class DenoisingScoreMatching(Estimator):
     tensor(True)
     """
 
-    def __init__(self, *, sigma: float = 0.1):
+    def __init__(self, *, sigma: float = 0.1, shape: tuple[int, ...] = ()):
         super().__init__()
+        self.shape = shape
         if not sigma > 0:
             raise InvalidValue(f"The 'sigma' of DenoisingScoreMatching must be positive. Got {sigma}.")
         self.sigma = sigma
@@ -179,7 +196,7 @@ class DenoisingScoreMatching(Estimator):
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         with torch.enable_grad():
-            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            noise = normal(x.shape, generator=generator, device=x.device, dtype=x.dtype)
             _, score = _differentiable_score(model, x + self.sigma * noise)
-            loss = denoising_loss(score, noise.flatten(1), self.sigma)
-        return _objective(loss, score, x)
+            loss = denoising_loss(apart(score, self.shape), apart(noise.flatten(1), self.shape), self.sigma)
+        return _objective(loss, score, x, self.shape)

@@ -14,7 +14,8 @@ from unnorm.estimators.meco import MECO
 from unnorm.names import options_of
 from unnorm.noise.base import Noise, own_generator
 from unnorm.noise.gaussian import Gaussian
-from unnorm.types import LogDensity, Objective
+from unnorm.noise.stacked import StackedNoise
+from unnorm.types import LogDensity, Objective, apart
 
 __all__ = ["Telescope", "even_alphas", "waymarks"]
 
@@ -33,15 +34,16 @@ def even_alphas(bridges: int) -> tuple[float, ...]:
     return (0.0, *(math.sin(math.pi / 2 * k / bridges) for k in range(1, bridges)), 1.0)
 
 
-def waymarks(x: Tensor, z: Tensor, alphas: Tensor, centre: Tensor) -> Tensor:
+def waymarks(x: Tensor, z: Tensor, alphas: Tensor, centre: Tensor, lead: int = 0) -> Tensor:
     """sqrt(1 - alpha^2) x + alpha z around `centre`, for each alpha: (K + 1, n, *event), from data to noise.
 
-    Every waymark is made of the same pairs (x, z): what these have by chance moves neighbours together.
+    Every waymark is made of the same pairs (x, z): what these have by chance moves neighbours together. With `lead`
+    axes before the points' axis the waymarks come after these, as draws for each waymark in `z` do.
 
     >>> waymarks(torch.ones(1, 1), torch.zeros(1, 1), torch.tensor([0.0, 0.6, 1.0]), torch.zeros(1)).flatten()
     tensor([1.0000, 0.8000, 0.0000])
     """
-    alpha = alphas.view(-1, *[1] * x.ndim)
+    alpha, x = alphas.view(-1, *[1] * (x.ndim - lead)), x.unsqueeze(lead)
     kept = (1 - alpha.square()).sqrt()
     return kept * x + alpha * z + (1 - kept - alpha) * centre  # at the ends x and z to the last bit
 
@@ -63,6 +65,7 @@ class Telescope(Estimator):
         coupling: "shared" noise draws for all waymarks, "independent" ones for each waymark, or each bridge's "own",
             of which both of its waymarks are made: 2 K n points a step instead of (K + 1) n. Networks learn faster of
             the first; parameters that add up over the bridges add up its chance too (`results/gaussian-mean`).
+        shape: of independent problems solved side by side, see `Estimator`.
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
 
     `info` has `value` (the negative log-likelihood that the tracked or learned log Z of all bridges claim together),
@@ -87,9 +90,11 @@ class Telescope(Estimator):
         base: type[Contrastive] = MECO,
         *,
         coupling: str = "shared",
+        shape: tuple[int, ...] = (),
         **options: Any,
     ):
         super().__init__()
+        self.shape = shape
         alphas = even_alphas(bridges) if isinstance(bridges, int) else _checked(bridges)
         if not (isinstance(base, type) and issubclass(base, Contrastive)):
             raise InvalidValue(f"The base of a Telescope is MECO, NCE, ENCE or SNL. Got {base}.")
@@ -99,7 +104,7 @@ class Telescope(Estimator):
             options.setdefault("centred", True)
         self.noise, self.coupling = noise, coupling
         with options_of(f"base {base.__name__} of a Telescope"):
-            self.base = base(noise, shape=(len(alphas) - 1,), **options)
+            self.base = base(noise, shape=(*shape, len(alphas) - 1), **options)
         self.register_buffer("alphas", torch.tensor(alphas))
         self.register_buffer("centre", _centre(noise))
 
@@ -122,7 +127,7 @@ class Telescope(Estimator):
     def parts(self) -> int:
         return len(self.alphas) - 1
 
-    def set_gamma(self, gamma: float | None) -> None:
+    def set_gamma(self, gamma: float | Tensor | None) -> None:
         self.base.set_gamma(gamma)
 
     def draws(self, batch: int) -> int:
@@ -134,46 +139,54 @@ class Telescope(Estimator):
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         each, log_ratio, x = self._compare(model, x, generator)
-        info = {name: number.sum() for name, number in each.info.items()}
+        info = {name: number.sum(-1) for name, number in each.info.items()}
         with torch.no_grad():
-            info["value"] = -(log_ratio + self.noise.log_prob(x)).mean()
-        info |= {name: each.info[name].max() for name in ("gap", "lag") if name in info}
-        info["ess"] = each.info["ess"].min()
-        return Objective(each.surrogate.sum(), info)
+            info["value"] = -(log_ratio + apart(self.noise.log_prob(x), self.shape)).mean(-1)
+        info |= {name: each.info[name].amax(-1) for name in ("gap", "lag") if name in info}
+        info["ess"] = each.info["ess"].amin(-1)
+        return Objective(each.surrogate.sum(-1), info)
 
     def _compare(
         self, model: LogDensity, x: Tensor, generator: torch.Generator | None
     ) -> tuple[Objective, Tensor, Tensor]:
         """The base's objective for each bridge; the claimed log p/q at the data; and these data, each row as often as
         there are draws for it."""
-        pairs, n_bridges = self.draws(len(x)), len(self.alphas) - 1
-        if pairs > len(x):
-            x = x[torch.arange(pairs, device=x.device) % len(x)]
+        n, lead, n_bridges = len(x) // math.prod(self.shape), len(self.shape), len(self.alphas) - 1
+        pairs = self.draws(n)
+        if pairs > n:
+            repeated = torch.arange(pairs, device=x.device) % n
+            x = apart(x, self.shape).index_select(lead, repeated).flatten(0, lead)
         points = self._points(x, generator)
         heads = self._heads(model, points.flatten(0, -x.ndim), n_bridges).view(
             *points.shape[: -x.ndim], pairs, n_bridges
         )
-        before, after = heads if self.coupling == "own" else (heads[:-1], heads[1:])
-        at_data = before.diagonal(dim1=0, dim2=2).mT  # head k at waymark k: (K, n)
-        at_noise = after.diagonal(dim1=0, dim2=2).mT  # and at the next one
+        own = self.coupling == "own"
+        before, after = heads.unbind(lead) if own else (heads[..., :-1, :, :], heads[..., 1:, :, :])
+        at_data = before.diagonal(dim1=-3, dim2=-1).mT  # head k at waymark k: (*shape, K, n)
+        at_noise = after.diagonal(dim1=-3, dim2=-1).mT  # and at the next one
         each = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), at_noise))
         with torch.no_grad():
             log_z = each.info["value"] + at_data.mean(-1)  # a bridge's value is its log Z less its mean at its data
-            log_ratio = before[0].sum(-1) - log_z.sum()
+            log_ratio = before[..., 0, :, :].sum(-1) - log_z.sum(-1, keepdim=True)
         return each, log_ratio, x
 
     def _points(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The waymarks (K + 1, n, *event); of own pairs those before and after each bridge, (2, K, n, *event)."""
-        n, k = len(x), len(self.alphas) - 1
+        """The waymarks (*shape, K + 1, n, *event).
+
+        Of own pairs those before and after each bridge, (*shape, 2, K, n, *event).
+        """
+        k, lead = len(self.alphas) - 1, len(self.shape)
         times = {"shared": 1, "independent": k + 1, "own": k}[self.coupling]
-        z = self.noise.sample(times * n, generator=generator).to(x.dtype)
+        z = self.noise.sample(times * len(x), generator=generator).to(x.dtype)
         if x.shape[1:] != z.shape[1:]:
             raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {tuple(z.shape[1:])}.")
         alphas, centre = self.alphas.to(x.dtype), self.centre.to(x.dtype)
-        z = z.view(times, *x.shape)
+        x = apart(x, self.shape)
+        z = z.view(*self.shape, times, *x.shape[lead:])
+        centre = centre.view(*centre.shape[: centre.ndim - x.ndim + lead + 1], 1, 1, *x.shape[lead + 1 :])
         if self.coupling != "own":
-            return waymarks(x, z, alphas, centre)
-        return torch.stack([waymarks(x, z, part, centre) for part in (alphas[:-1], alphas[1:])])
+            return waymarks(x, z, alphas, centre, lead)
+        return torch.stack([waymarks(x, z, part, centre, lead) for part in (alphas[:-1], alphas[1:])], lead)
 
     @staticmethod
     def _heads(model: LogDensity, points: Tensor, n_bridges: int) -> Tensor:
@@ -202,7 +215,9 @@ def _checked(alphas: Sequence[float]) -> tuple[float, ...]:
 
 
 def _centre(noise: Noise) -> Tensor:
-    """A point in the middle of the noise, about which data and noise are mixed."""
+    """A point in the middle of the noise, about which data and noise are mixed; of noises side by side, one each."""
+    if isinstance(noise, StackedNoise):
+        return torch.stack([_centre(each) for each in noise.each])
     if isinstance(noise, Gaussian):
         return noise.loc.clone().view(noise.event)
     return noise.sample(CENTRE_DRAWS, generator=own_generator(noise)).mean(0)

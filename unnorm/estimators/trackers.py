@@ -32,19 +32,22 @@ class Tracker(ABC):
 
 @dataclass(frozen=True)
 class EMA(Tracker):
-    """The paper's equation (u): u_t = (1 - gamma) u_{t-1} + gamma w_t.
+    """The paper's equation (u): u_t = (1 - gamma) u_{t-1} + gamma w_t. Problems side by side may have a gamma each.
 
     >>> EMA(0.5)(torch.tensor(0.0), torch.tensor(3.0).log()).exp()
     tensor(2.)
     """
 
-    gamma: float = 0.1
+    gamma: float | Tensor = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
+        each = self.gamma if isinstance(self.gamma, Tensor) else torch.tensor(self.gamma)
+        if not bool(((each > 0) & (each <= 1)).all()):
             raise InvalidValue(f"The 'gamma' of MECO must be in (0, 1]. Got {self.gamma}.")
 
     def __call__(self, log_u: Tensor, log_mean_w: Tensor) -> Tensor:
+        if isinstance(self.gamma, Tensor):
+            return torch.logaddexp(log_u + torch.log1p(-self.gamma), log_mean_w + self.gamma.log())
         if self.gamma == 1:
             return log_mean_w
         return torch.logaddexp(log_u + math.log1p(-self.gamma), log_mean_w + math.log(self.gamma))

@@ -98,4 +98,5 @@ def event_of(noise: Noise) -> tuple[int, ...]:
     >>> event_of(Gaussian(3))
     (3,)
     """
-    return tuple(noise.sample(1, generator=own_generator(noise)).shape[1:])
+    known = getattr(noise, "event", None)
+    return tuple(noise.sample(1, generator=own_generator(noise)).shape[1:]) if known is None else tuple(known)

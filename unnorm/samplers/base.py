@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
-from unnorm.types import LogDensity, log_density
+from unnorm.streams import uniform
+from unnorm.types import LogDensity, apart, log_density
 
 __all__ = [
     "Bounds",
@@ -169,23 +170,34 @@ def frozen(model: LogDensity) -> Iterator[LogDensity]:
 
 
 @torch.no_grad()
-def spread(x: Tensor) -> Tensor:
+def spread(x: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
     """The root mean square distance of points from their mean, per coordinate: one scale for all of them.
+
+    With `shape`, one for each of the problems side by side (`apart`).
 
     >>> spread(torch.tensor([[-1.0], [1.0]]))
     tensor(1.)
     """
-    return (x - x.mean(0)).square().mean().sqrt().clamp(min=torch.finfo(x.dtype).tiny)
+    return distance(x, x, shape).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 @torch.no_grad()
-def relative_score(score: Tensor, scale: Tensor) -> Tensor:
+def distance(points: Tensor, x: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
+    """The root mean square distance of points from the mean of `x`, per coordinate."""
+    centred = apart(points, shape) - apart(x, shape).mean(len(shape), keepdim=True)
+    return centred.square().flatten(len(shape)).mean(-1).sqrt()
+
+
+@torch.no_grad()
+def relative_score(score: Tensor, scale: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
     """The root mean square of a score's entries times the data's spread: free of units, 1 for a Gaussian that fits.
+
+    With `shape`, one for each of the problems side by side (`apart`).
 
     >>> relative_score(torch.ones(4, 1), spread(torch.tensor([[-2.0], [2.0]])))
     tensor(2.)
     """
-    return score.square().mean().sqrt() * scale
+    return apart(score, shape).square().flatten(len(shape)).mean(-1).sqrt() * scale
 
 
 def check_bounds(bounds: Bounds | None) -> None:
@@ -216,8 +228,8 @@ def metropolis(old: Any, new: Any, log_ratio: Tensor, generator: torch.Generator
     """
     divergent = torch.isnan(log_ratio) | (new.log_p == torch.inf)
     log_ratio = torch.where(divergent, -torch.inf, log_ratio)
-    uniform = torch.rand(len(log_ratio), generator=generator, device=old.x.device, dtype=old.x.dtype)
-    accept = uniform.log() < log_ratio
+    draws = uniform((len(log_ratio),), generator=generator, device=old.x.device, dtype=old.x.dtype)
+    accept = draws.log() < log_ratio
     wide = per_event(accept, old.x)
     chosen = type(old)._make(
         torch.where(accept if ours.dim() == 1 else wide, theirs, ours) for ours, theirs in zip(old, new, strict=True)

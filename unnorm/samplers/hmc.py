@@ -19,6 +19,7 @@ from unnorm.samplers.base import (
     per_event,
     sum_event,
 )
+from unnorm.streams import normal, uniform
 from unnorm.types import LogDensity
 
 __all__ = ["HMC", "Phase", "leapfrog"]
@@ -139,11 +140,11 @@ class HMC:
         self, state: Any, log_density: LogDensity, *, generator: torch.Generator | None = None
     ) -> tuple[Any, Info]:
         x = state.x
-        momentum = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) / self.variance**0.5
+        momentum = normal(x.shape, generator=generator, device=x.device, dtype=x.dtype) / self.variance**0.5
         step_size: float | Tensor = self.step_size
         if self.jitter:
-            uniform = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype)
-            step_size = step_size * per_event(1 + self.jitter * (2 * uniform - 1), x)
+            draws = uniform((len(x),), generator=generator, device=x.device, dtype=x.dtype)
+            step_size = step_size * per_event(1 + self.jitter * (2 * draws - 1), x)
         end = leapfrog(
             Phase(state, momentum),
             log_density,

@@ -19,6 +19,7 @@ from unnorm.samplers.base import (
     metropolis,
     sum_event,
 )
+from unnorm.streams import normal
 from unnorm.types import LogDensity
 
 __all__ = ["MALA", "ULA", "langevin_log_ratio"]
@@ -99,7 +100,7 @@ class ULA:
 
     def _moved(self, here: Position, generator: torch.Generator | None) -> Tensor:
         x = here.x
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        noise = normal(x.shape, generator=generator, device=x.device, dtype=x.dtype)
         moved = noise.mul_((2 * self.step_size) ** 0.5 if self.noise_scale is None else self.noise_scale)
         moved.add_(x.detach())
         if isinstance(self.step_size, Tensor):
@@ -150,7 +151,7 @@ class MALA:
         self, state: Position, log_density: LogDensity, *, generator: torch.Generator | None = None
     ) -> tuple[Position, Info]:
         x = state.x
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        noise = normal(x.shape, generator=generator, device=x.device, dtype=x.dtype)
         proposal = x + self.step_size * state.score + (2 * self.step_size) ** 0.5 * noise
         new = locate(log_density, proposal)
         log_ratio = langevin_log_ratio(state, new, self.step_size)

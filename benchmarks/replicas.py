@@ -1,0 +1,87 @@
+"""Replica-steps per second: many runs as one computation against the same runs one by one, in the same process.
+
+On a CPU replicas must cost at most 1.1 times the sum of the single runs; on a GPU at least 50 times less.
+"""
+
+import argparse
+import time
+import warnings
+
+import torch
+from figures import figure
+from lightning_fabric import Fabric
+
+from unnorm import replicas, train
+from unnorm.data import toy
+from unnorm.errors import HealthWarning
+from unnorm.estimators import MECO, NCE, ContrastiveDivergence, ScoreMatching
+from unnorm.models import MLP
+from unnorm.noise import Gaussian
+from unnorm.replicas import StackedNoise
+from unnorm.training import Training
+
+SUBJECTS = {
+    "meco": (lambda q, **o: MECO(q, **o), "sgd"),
+    "meco-adam": (lambda q, **o: MECO(q, **o), "adam"),
+    "nce-ngd": (lambda q, **o: NCE(q, **o), "ngd"),
+    "sm": (lambda q, **o: ScoreMatching(**o), "sgd"),
+    "cd": (lambda q, **o: ContrastiveDivergence(q, **o), "sgd"),
+}
+
+
+def models(count: int) -> list[MLP]:
+    return [MLP(2, generator=torch.Generator().manual_seed(k)) for k in range(count)]
+
+
+def singly(name: str, x: torch.Tensor, steps: int, device: str) -> float:
+    """Seconds of a step of one run by `train.fit`, after a few steps to warm up."""
+    make, optimizer = SUBJECTS[name]
+    fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
+    taken = []
+    for count in (5, steps):
+        noise, training = Gaussian.fit(x), Training(steps=count, optimizer=optimizer, lr=1e-3, log_every=10**6)
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HealthWarning)
+            train.fit(models(1)[0], make(noise), x, training, fabric=fabric, progress=False)
+        taken.append(time.perf_counter() - began)
+    return taken[1] / steps
+
+
+def stacked(name: str, x: torch.Tensor, steps: int, count: int, device: str) -> float:
+    """Seconds of a step of each of `count` runs side by side."""
+    make, optimizer = SUBJECTS[name]
+    ahead = 1 if device == "cpu" else 32
+    taken = 0.0
+    for length in (5, steps):
+        estimator = make(StackedNoise([Gaussian.fit(x)] * count), shape=(count,))
+        training = Training(steps=length, optimizer=optimizer, lr=1e-3, log_every=10**6)
+        taken = replicas.fit(models(count), estimator, x, training, device=device, ahead=ahead).seconds
+    return taken / steps / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--replicas", type=int, help="side by side; 8 on a CPU, 120 on a GPU")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    device, on_cpu = arguments.device, arguments.device == "cpu"
+    count = arguments.replicas or (8 if on_cpu else 120)
+    steps = {True: 5, False: 25}[arguments.quick] if on_cpu else {True: 50, False: 200}[arguments.quick]
+    x = toy("8gaussians").sample(20_000, generator=torch.Generator().manual_seed(0))
+    for name in SUBJECTS:
+        rounds = [(singly(name, x, steps * count if on_cpu else steps, device), stacked(name, x, steps, count, device))]
+        if not arguments.quick:
+            single = singly(name, x, steps * count if on_cpu else steps, device)
+            rounds.append((single, stacked(name, x, steps, count, device)))
+        single, own = (min(values) for values in zip(*rounds, strict=True))
+        print(f"{name}: one by one {1e3 * single:.3f} ms a step, {count} side by side {1e3 * own:.3f} ms each")
+        if on_cpu:
+            figure(f"replicas_cost_{name}", own / single, goal=1.1)
+        else:
+            figure(f"replicas_speedup_{name}", single / own, goal=50, at_least=True)
+
+
+if __name__ == "__main__":
+    main()

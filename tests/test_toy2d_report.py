@@ -1,0 +1,531 @@
+"""The report of the synthetic study: its numbers against numpy and scipy by hand, its page in a real browser."""
+
+import base64
+import itertools
+import json
+import math
+import re
+import shutil
+import zlib
+
+import matplotlib.image
+import numpy as np
+import pytest
+from scipy import stats
+
+from unnorm.errors import BrokenFile, InvalidValue
+from unnorm.paper import toy2d_report
+from unnorm.paper.toy2d import DATA, METHODS, TABLES
+from unnorm.paper.toy2d_results import (
+    Cell,
+    Place,
+    Setting,
+    agreement,
+    choose,
+    column,
+    left_out,
+    p_value,
+    read,
+    standing,
+)
+
+RATES = (0.1, 0.01, 0.001)
+LOST = Place("sm", "adam", "circles")  # diverges: two seeds at the best of its rates, more at the others
+EVIL = "<script>alert('|x|')</script> **H200**"
+
+
+def run(place, seed, lr, rng, n_steps=None, setting=None, status="ok"):
+    level = {"meco": 0.02, "mcmc": 0.021, "flow": 0.005}.get(
+        place.method, 0.03 + 0.01 * list(METHODS).index(place.method)
+    )
+    kl = level * (1 + abs(math.log10(lr or 0.01) + 2)) * math.exp(0.2 * rng.standard_normal())
+    numbers = {
+        "validation_nll": 3 + kl + 0.001 * rng.standard_normal(),
+        "test_nll": 3 + kl,
+        "kl": kl,
+        "mmd": None if lr not in (None, 0.01) else 0.1 * kl - 0.0005,
+        "frechet": None if lr not in (None, 0.01) else kl / 2,
+        "log_z": 1.0,
+        "outside": 0.01,
+    }
+    if status != "ok":
+        numbers = dict.fromkeys(numbers)
+    names = ("-".join(map(str, (*place, seed, lr, n_steps, setting))), *place, seed, lr, n_steps, setting, status)
+    head = dict(
+        zip(("key", "method", "style", "data", "seed", "lr", "n_steps", "setting", "status"), names, strict=True)
+    )
+    return {"kind": "run", **head, "steps": 5800, "seconds": 0.12, "diverged_at": None, **numbers}
+
+
+def density(rng, peak=0.2):
+    x, y = np.meshgrid(*2 * [np.linspace(-4.5, 4.5, 96)], indexing="ij")
+    (a, b), width = 2 * rng.standard_normal(2), 0.5 + rng.random()
+    values = np.round(255 * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * width**2))).astype(np.uint8)
+    return {
+        "cells": 96,
+        "extent": 4.5,
+        "peak": peak,
+        "density": base64.b64encode(zlib.compress(values.tobytes())).decode(),
+    }
+
+
+def settings_of(method, style):
+    if method.tuned != "lr":
+        return [(None, None, {method.tuned: value}) for value in (0.1, 0.2)]
+    return list(itertools.product(RATES, method.n_steps or (None,), (None,)))
+
+
+def study(seeds=5):
+    """The records of a whole study, one cell of it diverged."""
+    rng = np.random.default_rng(0)
+    settings = {"batch": 500, "points": 10_000, "seconds": 0.12, "rates": list(RATES)}
+    facts = {"size": "full", "seed": 0, "seeds": seeds, "command": "unnorm reproduce toy2d", "version": "0.1.0"}
+    facts |= {
+        "commit": None,
+        "hardware": EVIL,
+        "python": "3.12.1",
+        "torch": "2.11.0",
+        "started": "2026-11-16T10:00:00Z",
+    }
+    yield {"kind": "study", "study": "toy2d", **facts, "settings": settings}
+    yield {
+        "kind": "throughput",
+        "replicas": 120,
+        "stacked_per_second": 47000,
+        "single_per_second": 240,
+        "ratio": 196,
+        "device": "cuda",
+    }
+    for data in DATA:
+        yield {
+            "kind": "floor",
+            "data": data,
+            "entropy": 3.0,
+            "mmd": 1e-5,
+            "mmd_sd": 2e-4,
+            "frechet": 1e-3,
+            "frechet_sd": 5e-4,
+            "n": 20,
+        }
+        yield {"kind": "picture", "method": "truth", "style": "own", "data": data, "seed": 0, **density(rng)}
+    for name, method in METHODS.items():
+        for style in method.styles:
+            yield {
+                "kind": "timing",
+                "key": f"{name}-{style}",
+                "method": name,
+                "style": style,
+                "n_steps": None,
+                "replicas": 120,
+                "steps": 5800,
+                "step_seconds": 2.1e-05,
+                "single_seconds": 0.0041,
+            }
+            for data in DATA:
+                place = Place(name, style, data)
+                if place != LOST:
+                    yield {
+                        "kind": "picture",
+                        "method": name,
+                        "style": style,
+                        "data": data,
+                        "seed": 0,
+                        **density(rng, 0.1),
+                    }
+                for (lr, n_steps, other), seed in itertools.product(settings_of(method, style), range(seeds)):
+                    lost = place == LOST and seed < (2 if lr == 0.01 else 3)
+                    yield run(place, seed, lr, rng, n_steps, other, "diverged" if lost else "ok")
+
+
+def save(folder, records):
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "results.jsonl").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("study"), study())
+
+
+@pytest.fixture(scope="module")
+def records():
+    return list(study())
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return read(folder)
+
+
+@pytest.fixture(scope="module")
+def written(folder):
+    return toy2d_report.write(folder)
+
+
+def small(**levels):
+    """KL of each method on circles in SGD-style, one value for each seed; a method with None in it diverged there."""
+    place = {name: Place(name, "sgd", "circles") for name in levels}
+    yield {"kind": "study", "seeds": max(map(len, levels.values())), "settings": {}}
+    for name, values in levels.items():
+        for seed, value in enumerate(values):
+            record = run(
+                place[name], seed, 0.01, np.random.default_rng(0), status="diverged" if value is None else "ok"
+            )
+            yield record | {"kl": value, "test_nll": value, "validation_nll": value, "mmd": value, "frechet": value}
+
+
+class TestReading:
+    def test_of_repeated_lines_the_last_counts(self, tmp_path):
+        records = list(small(meco=[1.0, 2.0, 3.0]))
+        found = read(save(tmp_path, [*records, records[1] | {"kl": 9.0}]))
+        assert found.cell("kl", ("meco", "sgd"), "circles").values == {0: 9.0, 1: 2.0, 2: 3.0}
+
+    def test_one_run_counts_once_under_two_keys(self, tmp_path):
+        records = list(small(meco=[1.0, 2.0, 3.0]))
+        found = read(save(tmp_path, [*records, records[1] | {"key": "other", "kl": 9.0}]))
+        assert found.cell("kl", ("meco", "sgd"), "circles").values == {0: 9.0, 1: 2.0, 2: 3.0}
+
+    def test_line_cut_short_by_a_kill_is_passed_over(self, tmp_path):
+        path = save(tmp_path, small(meco=[1.0, 2.0, 3.0])) / "results.jsonl"
+        path.write_bytes(path.read_bytes()[:-30])
+        assert len(read(tmp_path).runs) == 2
+
+    def test_any_other_broken_line_has_a_number(self, tmp_path):
+        path = save(tmp_path, small(meco=[1.0, 2.0, 3.0])) / "results.jsonl"
+        path.write_text(path.read_text().replace('"seed": 1', '"seed": '))
+        with pytest.raises(BrokenFile, match="Line 3 of .*results.jsonl' is not JSON"):
+            read(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"method": "mecco"}, "Line 2 .* Unknown method 'mecco'. Did you mean 'meco'"),
+            ({"data": "circle"}, "Unknown data 'circle'. Did you mean 'circles'"),
+            ({"status": None}, "a run needs 'status'"),
+            ({"kl": "small"}, "its 'kl' is not a number"),
+            ({"seed": 0.5}, "its 'seed' is not a whole number"),
+            ({"kind": None}, "it has no 'kind'"),
+        ],
+    )  # fmt: skip
+    def test_a_line_that_is_not_of_the_study_is_named(self, tmp_path, change, words):
+        records = list(small(meco=[1.0, 2.0]))
+        records[1] |= change
+        with pytest.raises(BrokenFile, match=words):
+            read(save(tmp_path, records))
+
+    def test_nothing_to_read(self, tmp_path):
+        with pytest.raises(InvalidValue, match="holds no study"):
+            read(tmp_path)
+        with pytest.raises(BrokenFile, match="no line of kind 'study'"):
+            read(save(tmp_path, list(small(meco=[1.0]))[1:]))
+        with pytest.raises(BrokenFile, match="no line of kind 'run'"):
+            read(save(tmp_path, list(small(meco=[1.0]))[:1]))
+
+
+class TestNumbers:
+    def test_settings_are_chosen_by_validation(self, records, results):
+        """Against a slow loop over the records."""
+        groups = {}
+        for one in records:
+            if one["kind"] == "run":
+                place = (one["method"], one["style"], one["data"])
+                groups.setdefault(place, {}).setdefault(Setting.of(one), []).append(one["validation_nll"])
+        for place, settings in groups.items():
+            best, least = None, (math.inf, math.inf)
+            for setting, values in settings.items():
+                known = [value for value in values if value is not None]
+                if (len(values) - len(known), np.mean(known)) < least:
+                    best, least = setting, (len(values) - len(known), np.mean(known))
+            assert Setting.of(results.chosen[place][0]) == best
+        assert [run["status"] for run in results.chosen[LOST]] == ["diverged"] * 2 + ["ok"] * 3
+
+    def test_test_set_has_no_say(self, tmp_path):
+        def at(lr, validation, test):
+            for seed in range(2):
+                one = run(Place("meco", "sgd", "moons"), seed, lr, np.random.default_rng(0))
+                yield one | {"validation_nll": validation, "test_nll": test}
+
+        records = [{"kind": "study", "seeds": 2}, *at(0.1, 1.0, 5.0), *at(0.01, 2.0, 0.0)]
+        assert read(save(tmp_path, records)).cell("test_nll", ("meco", "sgd"), "moons").mean == 5.0
+
+    @pytest.mark.parametrize(
+        ("rates", "chosen"),
+        [
+            ({0.1: [1.0, 1.0, None], 0.01: [5.0, 5.0, 5.0]}, 0.01),
+            ({0.1: [1.0, None, None], 0.01: [5.0, 5.0, None]}, 0.01),
+            ({0.1: [1.0, 1.0, None], 0.01: [5.0, 5.0, None]}, 0.1),
+            ({0.1: [None, None, None], 0.01: [5.0, None, None]}, 0.01),
+        ],
+    )  # fmt: skip
+    def test_diverged_seeds_come_before_the_mean(self, rates, chosen):
+        place, rng = Place("meco", "sgd", "moons"), np.random.default_rng(0)
+        runs = [
+            run(place, seed, lr, rng, status="diverged" if value is None else "ok") | {"validation_nll": value}
+            for lr, values in rates.items()
+            for seed, value in enumerate(values)
+        ]
+        assert {one["lr"] for one in choose(runs)[place]} == {chosen}
+
+    @pytest.mark.parametrize("metric", ["mmd", "frechet", "test_nll", "kl"])
+    def test_cells_ties_and_ranks_by_hand(self, results, metric):
+        for table, data in itertools.product(TABLES.values(), DATA):
+            rows = [(name, table.style) for name in table.paper]
+            values = {row: [one[metric] for one in results.chosen[Place(*row, data)]] for row in rows}
+            whole = {row: np.array(v) for row, v in values.items() if None not in v}
+            found = results.column(metric, rows, data)
+            best = min(whole, key=lambda row, whole=whole: whole[row].mean())
+            ties = {r for r in whole if r != best and stats.ttest_rel(whole[r], whole[best]).pvalue > 0.05}
+            means = [whole[row].mean() if row in whole else np.inf for row in rows]
+            assert (found.best, found.ties, found.tested) == (best, ties, True)
+            assert list(found.ranks.values()) == list(stats.rankdata(means))
+            for row, numbers in whole.items():
+                cell = results.cell(metric, row, data)
+                assert (cell.mean, cell.sd) == pytest.approx((numbers.mean(), numbers.std(ddof=1)), rel=1e-12)
+
+    def test_diverged_cell_is_last_and_never_ties(self, results):
+        rows = results.rows("adam", origins=["paper"])
+        found = results.column("kl", rows, "circles")
+        cell = results.cell("kl", ("sm", "adam"), "circles")
+        assert (cell.failed, cell.n, len(cell.values)) == (2, 5, 3)
+        assert found.ranks["sm", "adam"] == len(rows)
+        assert ("sm", "adam") not in found.ties
+
+    def test_diverged_ones_share_the_last_ranks(self):
+        cells = {"a": Cell({0: 1.0}, 1), "b": Cell({0: 3.0, 1: 3.0}), "c": Cell({}, 2), "d": None}
+        assert column(cells).ranks == {"a": 2.5, "b": 1.0, "c": 2.5}
+
+    def test_equal_differences(self):
+        a, shifted = Cell({0: 1.0, 1: 2.0, 2: 4.0}), Cell({0: 2.0, 1: 3.0, 2: 5.0})
+        assert (p_value(a, a), p_value(a, shifted)) == (1.0, 0.0)
+
+    def test_two_seeds_are_too_few_for_a_test(self, tmp_path):
+        save(tmp_path, small(meco=[1.0, 2.0], nce=[1.1, 2.1]))
+        found = read(tmp_path).column("kl", [("meco", "sgd"), ("nce", "sgd")], "circles")
+        assert (found.best, found.ties, found.tested) == (("meco", "sgd"), frozenset(), False)
+        toy2d_report.write(tmp_path)
+        assert "no test is possible" in (tmp_path / "report.md").read_text()
+
+    def test_agreement_is_spearmans(self, results):
+        table = TABLES["mmd-sgd"]
+        cells = {name: results.cell("mmd", (name, "sgd"), "moons") for name in table.paper}
+        paper = {name: cells["moons"][0] for name, cells in table.paper.items()}
+        expected = stats.spearmanr([cell.mean for cell in cells.values()], list(paper.values())).statistic
+        assert agreement(cells, paper) == pytest.approx(expected, rel=1e-12)
+
+    def test_noise_floor(self, results):
+        assert results.at_floor("mmd", Cell({0: 1e-5 + 3 * 2e-4 - 1e-9}), "moons")
+        assert not results.at_floor("mmd", Cell({0: 1e-5 + 3 * 2e-4 + 1e-9}), "moons")
+        assert not results.at_floor("kl", Cell({0: 0.0}), "moons")
+        assert not results.at_floor("mmd", Cell({0: 0.0}, 1), "moons")
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("meco", "nce", "where", "words"),
+        [
+            ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], "best", "MECO is best on 1 (circles), 1 of them without a tie."),
+            ([1.0, 2.0, 1.5], [1.1, 1.0, 1.6], "ties", "MECO cannot be told from the best on 1 (circles)."),
+            ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "losses", "MECO loses on 1 (circles, to NCE: 2.1 against 1.1)."),
+            ([2.0, None, 2.1], [1.0, 1.1, 1.2], "failed", "MECO diverged on 1 (circles)."),
+        ],
+    )  # fmt: skip
+    def test_how_meco_stands(self, tmp_path, meco, nce, where, words):
+        save(tmp_path, small(meco=meco, nce=nce))
+        found = standing(read(tmp_path), "kl", "sgd")
+        assert [name for name in ("best", "ties", "losses", "failed") if getattr(found, name)] == [where]
+        toy2d_report.write(tmp_path)
+        assert f"SGD-style, by KL: of 1 data sets, {words}" in (tmp_path / "report.md").read_text()
+
+    def test_counts_runs_and_what_diverged(self, written, folder, records):
+        text = (folder / "report.md").read_text()
+        runs = [one for one in records if one["kind"] == "run"]
+        assert f"{len(runs):,} runs, {sum(one['status'] != 'ok' for one in runs)} diverged." in text
+        assert "No setting without a diverged seed: Score matching, Adam-style: circles (2 of 5)." in text
+
+    def test_what_was_left_out(self, results, records, tmp_path):
+        assert left_out(results)[0].startswith("Nothing was left out")
+        fewer = [one for one in records if one.get("method") != "snl" and one.get("seed") != 4]
+        found = " ".join(left_out(read(save(tmp_path, fewer))))
+        assert "Not run: SNL, SGD-style; SNL, Adam-style." in found
+        absent = sum(one["kind"] == "run" and one["method"] != "snl" and one["seed"] == 4 for one in records)
+        assert f"{absent} of " in found
+        unmeasured = [one | {"mmd": None} for one in small(meco=[1.0, 2.0])]
+        found = " ".join(left_out(read(save(tmp_path, unmeasured))))
+        assert "MMD was not measured at the chosen setting in 1 cells: MECO, SGD-style." in found
+
+
+class TestFiles:
+    def test_names(self, written, folder):
+        names = {"report.md", "report.html", "densities-sgd.png", "densities-adam.png", "kl.png", "sensitivity.png"}
+        assert {path.relative_to(folder).name for path in written} == names
+        assert all(path.stat().st_size for path in written)
+
+    def test_markdown_holds_every_cell(self, written, folder, results):
+        text = (folder / "report.md").read_text()
+        for table, data in itertools.product(TABLES.values(), DATA):
+            section = text.split(f"**{table.title} (n = 5 seeds)**")[1].split("\n**")[0]
+            for name in table.paper:
+                line = next(one for one in section.splitlines() if one.startswith(f"| {METHODS[name].title} |"))
+                shown = line.split(" | ")[1 + DATA.index(data)].replace("*", "")
+                mean, sd = re.match(r"(\S+) ± ([\d.]+)", shown).groups()
+                cell = results.cell(table.metric, (name, table.style), data)
+                assert (float(mean), float(sd)) == pytest.approx((cell.mean, cell.sd), rel=0, abs=0.051 * cell.sd)
+                assert "paper {:.3f} ± {:.3f}".format(*table.paper[name][data]) in shown
+
+    def test_marks(self, written, folder):
+        text = (folder / "report.md").read_text()
+        assert " ≈" in text
+        assert "°" in next(
+            line for line in text.splitlines() if line.startswith("| Neural spline flow (zuko) | **-0.0")
+        )
+        assert "(2 of 5 diverged)" in text
+
+    def test_text_of_the_file_is_only_text(self, written, folder):
+        page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+        assert page.count("<script>") == 1
+        assert "&lt;script&gt;alert(&#x27;|x|&#x27;)" in page
+        assert r"&lt;script&gt;alert('\|x\|')&lt;/script&gt; \*\*H200\*\*" in text
+
+    def test_a_study_of_one_run(self, tmp_path):
+        records = [{"kind": "study", "seeds": 1}, run(Place("flow", "own", "moons"), 0, 0.01, np.random.default_rng(0))]
+        toy2d_report.write(save(tmp_path, records))
+        assert "| Neural spline flow (zuko) |" in (tmp_path / "report.md").read_text()
+
+    def test_broken_picture(self, tmp_path):
+        picture = {"kind": "picture", "method": "meco", "style": "sgd", "data": "circles", "seed": 0, "cells": 95}
+        records = [*small(meco=[1.0, 2.0]), density(np.random.default_rng(0)) | picture]
+        with pytest.raises(BrokenFile, match="The picture of 'meco' on 'circles' is broken"):
+            toy2d_report.write(save(tmp_path, records))
+
+    def test_densities_lie_the_right_way(self, tmp_path):
+        """A density at large x and small y is drawn at the right and at the bottom: axis 0 of the file is x."""
+        values = np.zeros((96, 96), dtype=np.uint8)
+        values[86:, :10] = 255
+        packed = base64.b64encode(zlib.compress(values.tobytes())).decode()
+        picture = {"kind": "picture", "method": "meco", "style": "sgd", "data": "circles", "seed": 0, "cells": 96}
+        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), picture | {"peak": 2.0, "density": packed}]))
+        image = matplotlib.image.imread(tmp_path / "densities-sgd.png")
+        yellow = np.abs(image[..., :3] - matplotlib.colormaps["viridis"](1.0)[:3]).sum(-1) < 0.02
+        y, x = (places / size for places, size in zip(np.nonzero(yellow), image.shape, strict=False))
+        assert min(len(x), len(y)) > 50
+        assert min(x.min(), y.min()) > 0.9
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser, written, folder):
+    found = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="light")
+    found.seen = []
+    found.on("console", lambda message: found.seen.append(message.text))
+    found.on("pageerror", lambda error: found.seen.append(str(error)))
+    found.on("request", lambda request: found.seen.append(request.url))
+    found.goto((folder / "report.html").as_uri())
+    yield found
+    found.close()
+
+
+def cells(page, caption, column):
+    """The texts of a column of the table under a caption, in the order shown, without the paper's."""
+    return page.evaluate(
+        """([caption, column]) => {
+            const figure = [...document.querySelectorAll("figure")].find((one) => one.innerText.startsWith(caption));
+            return [...figure.querySelectorAll("tbody tr")].map((row) => row.cells[column].innerText.split("\\n")[0]);
+        }""",
+        [caption, column],
+    )
+
+
+class TestPage:
+    caption = "Appendix: MMD, Adam-style"
+
+    def head(self, page, column):
+        return page.locator("figure", has_text=self.caption).locator("thead th").nth(column)
+
+    def test_loads_alone_and_silently(self, page, folder):
+        page.evaluate("document.querySelectorAll('img').forEach((one) => one.scrollIntoView())")
+        assert [one for one in page.seen if not one.startswith("data:")] == [(folder / "report.html").as_uri()]
+        assert re.findall(r'(?:src|href)="(?!data:|#)', (folder / "report.html").read_text()) == []
+
+    def test_sorts_numbers_as_numbers_with_diverged_last(self, page):
+        column = 1 + DATA.index("circles")
+        before = cells(page, self.caption, column)
+        known = [text for text in before if "diverged" not in text]
+        assert len(known) == len(before) - 1
+        order = sorted(known, key=lambda text: float(text.split()[0]))
+        lost = next(text for text in before if "diverged" in text)
+        assert before != [*order, lost]
+        head = self.head(page, column)
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert cells(page, self.caption, column) == [*order, lost]
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == "descending"
+        assert cells(page, self.caption, column) == [*order[::-1], lost]
+
+    def test_paper_stands_beside_ours(self, page):
+        figure = page.locator("figure", has_text=self.caption)
+        row = figure.locator("tbody tr", has=page.get_by_role("rowheader", name="MECO", exact=True))
+        paper = TABLES["mmd-adam"].paper["meco"]
+        assert row.locator("small").all_inner_texts()[:-1] == [
+            f"paper {mean:.3f} ± {sd:.3f}" for mean, sd in paper.values()
+        ]
+
+    def test_sorts_by_keyboard(self, page):
+        head = self.head(page, 0)
+        head.locator("button").focus()
+        page.keyboard.press("Enter")
+        names = cells(page, self.caption, 0)
+        assert names == sorted(names, key=str.lower)
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert page.locator("figure", has_text=self.caption).locator("[aria-sort]").count() == 1
+
+    def test_long_numbers_are_not_sorted_as_words(self, page):
+        """Ranks go above 9: as words, 10 would come before 2."""
+        caption = "Among all methods and styles"
+        page.locator("figure", has_text=caption).locator("thead th button").nth(4).click()
+        found = [float(text.split()[0]) for text in cells(page, caption, 4)]
+        assert max(found) > 10
+        assert found == sorted(found)
+
+    def test_figures_show_and_have_words(self, page):
+        found = page.evaluate("[...document.images].map((one) => [one.naturalWidth, one.alt.length])")
+        assert len(found) == 4
+        assert all(width > 500 and words > 50 for width, words in found)
+
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_page_itself_does_not_scroll_sideways(self, page, width):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        wide = "[...document.querySelectorAll('.scroll')].some((one) => one.scrollWidth > one.clientWidth)"
+        assert page.evaluate(wide) or width > 390
+
+    def test_dark_colours_differ_and_print_is_light(self, page):
+        def colours(**media):
+            page.emulate_media(**media)
+            return page.evaluate(
+                "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
+            )
+
+        light, dark = (colours(media="screen", color_scheme=one) for one in ("light", "dark"))
+        assert light[0] != dark[0]
+        assert light[1] != dark[1]
+        assert colours(media="print", color_scheme="dark") == light
+        assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+        page.emulate_media(media="screen", color_scheme="light")
+
+    def test_contents_lead_to_every_section(self, page):
+        links = page.evaluate("[...document.querySelectorAll('nav a')].map((one) => one.hash.slice(1))")
+        assert links == page.evaluate("[...document.querySelectorAll('h2')].map((one) => one.id)")
+        assert page.evaluate("document.documentElement.lang") == "en"
