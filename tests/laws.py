@@ -19,6 +19,7 @@ from unnorm.estimators import (
     ContrastiveDivergence,
     DenoisingScoreMatching,
     Estimator,
+    MaximumLikelihood,
     MCMCLikelihood,
     Minibatch,
     PersistentCD,
@@ -126,6 +127,7 @@ ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {
     "ssm": lambda q: SlicedScoreMatching(n_slices=2),
     "dsm": lambda q: DenoisingScoreMatching(sigma=0.3),
     "cnce": lambda q: ConditionalNCE(sigma=0.7, kappa=3),
+    "likelihood": lambda q: MaximumLikelihood(),
 }
 
 BRIDGES = 3

@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 
 LEARNING_RATES = {"ngd": 0.1}  # else Training's own
+STUDIES = {"toy2d": ("size", "device", "jobs", "backend", "methods", "data"), "gaussian-mean": ("quick",)}
 PATIENCE = 30  # looks at the validation rows, of 25 steps each, where these choose the iterate
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder written by 'unnorm fit'.")]
@@ -356,23 +357,49 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
         _print_result(result, f"{result['model']['kind']}, {parameters:,} parameters, events of shape {density.event}")
 
 
-@app.command(epilog="Example: unnorm reproduce gaussian-mean --out runs/gaussian-mean")
+@app.command(epilog="Example: unnorm reproduce toy2d --size laptop    or: unnorm reproduce gaussian-mean")
 def reproduce(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="gaussian-mean: the paper's case study.")],
+    context: typer.Context,
+    study: Annotated[
+        str,
+        typer.Argument(metavar="STUDY", help="toy2d: the six synthetic sets. gaussian-mean: the case study."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds, distances and rows: looser numbers.")] = False,
+    size: Annotated[
+        str, typer.Option(help="toy2d: smoke (seconds), laptop (15 minutes on two cores) or full (a GPU).")
+    ] = "laptop",
+    device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int | None, typer.Option(help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
+    backend: Annotated[
+        str, typer.Option(help="toy2d: joblib's, for --jobs: loky (local processes), dask, ray, ...")
+    ] = "loky",
+    methods: Annotated[str | None, typer.Option(help="toy2d: some methods only, as in meco,nce.")] = None,
+    data: Annotated[str | None, typer.Option(help="toy2d: some data sets only, as in moons,circles.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="gaussian-mean: fewer seeds, distances and rows: looser numbers.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a study that is already in the folder.")] = False,
     seed: Seed = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a study of the paper; write its numbers, its tables and its figures."""
+    """Run a study of the paper; write its numbers, its tables and its figures.
+
+    A toy2d that was stopped goes on where it stopped when it is called again.
+    """
     from unnorm.names import unknown
+
+    if study not in STUDIES:
+        raise InvalidValue(unknown("study", study, STUDIES))
+    foreign = [name for name in STUDIES["gaussian-mean" if study == "toy2d" else "toy2d"] if _was_given(context, name)]
+    if foreign:
+        raise InvalidValue(f"The study '{study}' has no option {', '.join(f'--{name}' for name in foreign)}.")
+    if study == "toy2d":
+        _reproduce_toy2d(out, size, device, jobs, backend, _names(methods), _names(data), seed, force, as_json)
+        return
     from unnorm.paper import gaussian_report
     from unnorm.paper.gaussian_study import Study
     from unnorm.paper.gaussian_study import quick as quick_study
 
-    if study != "gaussian-mean":
-        raise InvalidValue(unknown("study", study, ("gaussian-mean",)))
     folder = out or Path("runs") / study
     chosen = quick_study(seed) if quick else Study(seed=seed)
     records = gaussian_report.reproduce(folder, chosen, force=force, progress=False if as_json else None)
@@ -381,6 +408,60 @@ def reproduce(
     else:
         typer.echo((folder / "table.md").read_text())
         typer.echo(f"Written to {folder}: {', '.join(gaussian_report.FILES)}")
+
+
+def _reproduce_toy2d(
+    out: Path | None,
+    size: str,
+    device: str,
+    jobs: int | None,
+    backend: str,
+    methods: tuple[str, ...],
+    data: tuple[str, ...],
+    seed: int,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from unnorm.device import fabric_for
+    from unnorm.paper import toy2d_report
+    from unnorm.paper.toy2d_study import Study, cores
+
+    folder = out or Path("runs") / "toy2d"
+    kind = fabric_for(device).device.type
+    chosen = Study(size, seed, kind, jobs or (1 if size == "smoke" else cores()), backend, methods, data)
+    command = "unnorm reproduce " + " ".join(shlex.quote(word) for word in sys.argv[2:])
+    try:
+        chosen.run(folder, command=command, force=force, progress=False if as_json else None)
+    except KeyboardInterrupt:
+        raise Interrupted(f"Stopped. What is finished is in '{folder}': the same command goes on from there.") from None
+    _print_report(folder, toy2d_report.write(folder), as_json)
+
+
+@app.command(epilog="Example: unnorm report results/toy2d")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'unnorm reproduce toy2d'.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
+    from unnorm.paper import toy2d_report
+
+    _print_report(folder, toy2d_report.write(folder), as_json)
+
+
+def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
+    from unnorm.paper.toy2d_results import read, summarise
+
+    words = summarise(read(folder))
+    if as_json:
+        _print_json({"folder": str(folder), "files": [path.name for path in files], "summary": words})
+        return
+    for line in words:
+        typer.echo(line)
+    typer.echo(f"Written to {folder}: {', '.join(path.name for path in files)}")
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def _widths(text: str) -> tuple[int, ...]:

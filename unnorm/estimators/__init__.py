@@ -3,6 +3,7 @@
 from unnorm.estimators.base import Contrastive, Estimator
 from unnorm.estimators.conditional import ConditionalNCE, cnce_loss
 from unnorm.estimators.langevin import ContrastiveDivergence, MCMCLikelihood, PersistentCD, contrast_loss
+from unnorm.estimators.likelihood import MaximumLikelihood
 from unnorm.estimators.meco import MECO, meco_surrogate
 from unnorm.estimators.nce import ENCE, NCE, ence_loss, nce_loss
 from unnorm.estimators.score_matching import (
@@ -30,6 +31,7 @@ __all__ = [
     "DenoisingScoreMatching",
     "Estimator",
     "MCMCLikelihood",
+    "MaximumLikelihood",
     "Minibatch",
     "PersistentCD",
     "ScoreMatching",

@@ -1,10 +1,11 @@
 """Noises side by side, one for each replica."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise, event_of
@@ -37,11 +38,12 @@ class StackedNoise(Noise):
         if len({type(noise) for noise in noises}) != 1 or len(events) != 1:
             kinds = ", ".join(sorted({type(noise).__name__ for noise in noises}))
             raise InvalidValue(f"Noises side by side must be of one kind and event. Got {kinds}, {sorted(events)}.")
-        self.noises = nn.ModuleList(noises)
+        self.noises = nn.ModuleList(copy.deepcopy(noise) for noise in noises)
         self.event = events.pop()
-        _, buffers = stack_module_state(list(self.noises))
-        for name, buffer in buffers.items():
-            self.register_buffer(name.replace(".", ":"), buffer.detach())
+        states = [dict(noise.named_buffers()) for noise in noises]
+        for name in states[0]:
+            stacked = torch.stack([state[name] for state in states])
+            self.register_buffer(name.replace(".", ":"), stacked.detach().clone())
 
     @property
     def each(self) -> list[Noise]:

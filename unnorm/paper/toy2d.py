@@ -1,4 +1,4 @@
-"""The paper's synthetic study as data: its methods, and its tables with its numbers."""
+"""The paper's synthetic study as data: its methods, its tables with its numbers, and three sizes of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from unnorm.data.toy import TOYS
 
-__all__ = ["DATA", "METHODS", "PAPER_RATES", "STYLES", "TABLES", "Method", "Table"]
+__all__ = ["DATA", "METHODS", "PAPER_RATES", "SIZES", "STYLES", "TABLES", "Method", "Size", "Table"]
 
 DATA = tuple(TOYS)  # in the order of the paper's columns
 STYLES = {"sgd": "SGD-style", "adam": "Adam-style", "own": "its own way"}
@@ -158,4 +158,71 @@ TABLES: Mapping[str, Table] = {
             "meco-gamma-0.2": _cells("3.168 0.360 0.145 0.052 1.718 0.418 1.152 0.109 4.772 0.651 2.648 0.601"),
         },
     ),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the study is run.
+
+    Attributes:
+        seeds: data sets, starts and random numbers of each cell.
+        rates: learning rates to choose from, by style.
+        n_steps: Langevin steps to choose from, as far as a method has them.
+        seconds: of training for each run, the same for all methods: who is slower takes fewer steps.
+        batch: data points in a step.
+        train, validation, test: rows of each data set.
+        points: of model and truth for MMD and Frechet distance.
+        cells: of the grid for log Z and KL, on each side; multiples of 6 cut no square of the checkerboard.
+        hidden: of the networks.
+        first_seed: of the seeds.
+        bandwidths, components: for kernel density and Gaussian mixture to choose from.
+    """
+
+    seeds: int
+    rates: Mapping[str, tuple[float, ...]] = field(hash=False)
+    n_steps: tuple[int, ...]
+    seconds: float
+    batch: int = 500
+    train: int = 20_000
+    validation: int = 5_000
+    test: int = 10_000
+    points: int = 10_000
+    cells: int = 360
+    hidden: tuple[int, ...] = (300, 300, 300)
+    first_seed: int = 0
+    bandwidths: tuple[float, ...] = (0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4)
+    components: tuple[int, ...] = (8, 16, 32, 64, 128)
+
+
+SIZES: Mapping[str, Size] = {
+    "smoke": Size(
+        seeds=2,
+        rates={"sgd": (1e-1,), "adam": (1e-2,), "own": (1e-2,)},
+        n_steps=(20,),
+        seconds=0.02,
+        batch=32,
+        train=500,
+        validation=200,
+        test=200,
+        points=200,
+        cells=48,
+        hidden=(32, 32),
+        bandwidths=(0.1, 0.3),
+        components=(8, 16),
+    ),
+    "laptop": Size(
+        seeds=2,
+        rates={"sgd": (1e-1, 1e-2), "adam": (1e-2, 1e-3), "own": (1e-2, 1e-3)},
+        n_steps=(20,),
+        seconds=2.0,
+        batch=128,
+        train=5_000,
+        validation=2_000,
+        test=4_000,
+        points=4_000,
+        cells=192,
+        components=(8, 16, 32, 64),
+    ),
+    "full": Size(seeds=5, rates=dict.fromkeys(("sgd", "adam", "own"), PAPER_RATES), n_steps=(20, 50, 100), seconds=0.1),
 }

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from unnorm.errors import BrokenFile, InvalidValue
+from unnorm.ledger import read_lines
 from unnorm.names import unknown
 from unnorm.paper.toy2d import DATA, METHODS, STYLES
 
@@ -184,19 +185,10 @@ def read(folder: Path) -> Results:
         BrokenFile: with the number of the line; a last line cut short, as a kill leaves it, is passed over.
     """
     path = Path(folder) / FILE
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as problem:
-        raise InvalidValue(f"The folder '{folder}' holds no study: '{path}' cannot be read.") from problem
+    if not path.exists():
+        raise InvalidValue(f"The folder '{folder}' holds no study: there is no '{path}'.")
     found: dict[str, list[Run]] = defaultdict(list)
-    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    for number, line in filled:
-        try:
-            record = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError) as problem:
-            if number == filled[-1][0]:
-                break
-            raise BrokenFile(f"Line {number} of '{path}' is not JSON: {problem}") from problem
+    for number, record in read_lines(path):
         if wrong := _wrong(record):
             raise BrokenFile(f"Line {number} of '{path}' is not of this study: {wrong}")
         found[record["kind"]].append(record)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 
 from unnorm.errors import InvalidValue
 from unnorm.models.mlp import MLP
@@ -41,12 +41,12 @@ class Stacked(nn.Module):
         shapes = [[(name, value.shape) for name, value in model.state_dict().items()] for model in models]
         if any(type(model) is not type(models[0]) for model in models) or any(own != shapes[0] for own in shapes):
             raise InvalidValue("Models side by side must have one architecture.")
-        parameters, buffers = stack_module_state(list(models))
         self.n, self.dotted = len(models), dict[str, str]()
-        for name, value in parameters.items():
-            self.register_parameter(self._flat(name), nn.Parameter(value.detach().clone(), value.requires_grad))
-        for name, value in buffers.items():
-            self.register_buffer(self._flat(name), value.detach().clone())
+        for name, first in models[0].named_parameters():
+            stacked = torch.stack([model.get_parameter(name).detach() for model in models])
+            self.register_parameter(self._flat(name), nn.Parameter(stacked, first.requires_grad))
+        for name, _ in models[0].named_buffers():
+            self.register_buffer(self._flat(name), torch.stack([model.get_buffer(name) for model in models]))
         # Not a submodule: it holds no numbers of its own, only what to do with them.
         self.__dict__["template"] = copy.deepcopy(models[0]).to("meta")
 

@@ -1,0 +1,175 @@
+"""A data set of the synthetic study with its rows, the plane it lies in, and what is measured of a model of it."""
+
+import base64
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unnorm.data.toy import Toy, toy
+from unnorm.metrics import frechet, median_bandwidth, mmd
+from unnorm.noise import Gaussian
+from unnorm.paper.toy2d import DATA, Size
+
+__all__ = ["Measured", "Plane", "Problem", "log_masses", "picture", "plane", "sampled"]
+
+WIDER = 1.5  # the plane's half side, in extents of the data set
+PICTURE = 96  # cells on each side
+ROWS, FRESH, START, STREAM, DRAWS = (10_000_000 * k for k in range(1, 6))  # seeds of one kind are none of another's
+
+
+class Plane(NamedTuple):
+    """A square around a data set in equal cells: where models without an integral are normalised.
+
+    Attributes:
+        centres: of the cells, (cells^2, 2); the first axis of the square runs slowest.
+        log_truth: the true log density there, normalised on these cells.
+        near: whether a cell lies within the data set's extent.
+        edge: the side of a cell.
+    """
+
+    centres: Tensor
+    log_truth: Tensor
+    near: Tensor
+    edge: float
+
+
+@lru_cache(maxsize=16)
+def plane(data: str, cells: int) -> Plane:
+    """The square of half side 1.5 extents.
+
+    >>> found = plane("checkerboard", 48)
+    >>> found.centres.shape, round(float(found.log_truth.exp().sum()) * found.edge**2, 6)
+    (torch.Size([2304, 2]), 1.0)
+    """
+    truth = toy(data)
+    half = WIDER * truth.extent
+    edge = 2 * half / cells
+    axis = -half + edge * (torch.arange(cells, dtype=torch.float64) + 0.5)
+    centres = torch.cartesian_prod(axis, axis)
+    log_p = truth.log_prob(centres)
+    log_p = log_p - torch.logsumexp(log_p, 0) - 2 * math.log(edge)
+    return Plane(centres.float(), log_p, (centres.abs() < truth.extent).all(-1), edge)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The rows of one seed: for training, for choosing settings, for the test, and fresh ones of the truth."""
+
+    data: str
+    seed: int
+    size: Size
+
+    @property
+    def truth(self) -> Toy:
+        return toy(self.data)
+
+    def generator(self, kind: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.number(kind))
+
+    def number(self, kind: int) -> int:
+        """A seed of its own for each kind of randomness, data set and seed of the study."""
+        return kind + 10_000 * DATA.index(self.data) + self.seed
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, ...]:
+        size = self.size
+        counts = [size.train, size.validation, size.test]
+        return self.truth.sample(sum(counts), generator=self.generator(ROWS)).split(counts)
+
+    @property
+    def train(self) -> Tensor:
+        return self._rows[0]
+
+    @property
+    def validation(self) -> Tensor:
+        return self._rows[1]
+
+    @property
+    def test(self) -> Tensor:
+        return self._rows[2]
+
+    @cached_property
+    def fresh(self) -> Tensor:
+        """Points of the truth that samples of models are compared with."""
+        return self.truth.sample(self.size.points, generator=self.generator(FRESH))
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Of the MMD's kernel, from the truth alone: the same for all methods."""
+        return median_bandwidth(self.fresh, self.test)
+
+    @cached_property
+    def noise(self) -> Gaussian:
+        return Gaussian.fit(self.train)
+
+    def discrepancy(self, samples: Tensor, fresh: Tensor | None = None) -> dict[str, float]:
+        """MMD and Frechet distance of samples and fresh points of the truth."""
+        truth = (self.fresh if fresh is None else fresh).to(samples.device)
+        return {"mmd": mmd(samples, truth, bandwidths=self.bandwidth), "frechet": frechet(samples, truth)}
+
+    def floor(self) -> dict[str, float]:
+        """The same of fresh points and as many others of the truth."""
+        others = self.truth.sample(self.size.points, generator=self.generator(DRAWS))
+        return self.discrepancy(others)
+
+
+class Measured(NamedTuple):
+    """What is known of one model; NaN where it is not finite."""
+
+    log_z: float
+    validation_nll: float
+    test_nll: float
+    kl: float
+    outside: float
+
+    @classmethod
+    def of(
+        cls, on_plane: Tensor, validation: Tensor, test: Tensor, where: Plane, normalised: bool = False
+    ) -> "Measured":
+        """From log p~ at the cells' centres and at rows; a model that is normalised already has log Z = 0."""
+        on_plane = on_plane.double().cpu()
+        log_z = 0.0 if normalised else float(torch.logsumexp(on_plane, 0)) + 2 * math.log(where.edge)
+        shares = torch.softmax(on_plane, 0)
+        some = where.log_truth > -math.inf
+        gap = where.log_truth - (on_plane - log_z)
+        kl = float((where.log_truth.exp() * gap)[some].sum()) * where.edge**2
+        return cls(
+            log_z,
+            log_z - float(validation.double().mean()),
+            log_z - float(test.double().mean()),
+            kl,
+            float(shares[~where.near].sum()),
+        )
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(number) for number in self)
+
+
+def log_masses(log_p: Tensor) -> Tensor:
+    """Shares of the cells, normalised, as multinomial draws want them."""
+    return torch.softmax(log_p.double(), -1)
+
+
+def sampled(log_p: Tensor, where: Plane, n: int, generator: torch.Generator) -> Tensor:
+    """`n` draws of the density with log p~ at the cells' centres, (cells^2,), each uniform within its cell."""
+    index = torch.multinomial(log_masses(log_p.cpu()), n, replacement=True, generator=generator)
+    return where.centres[index] + where.edge * (torch.rand(n, 2, generator=generator) - 0.5)
+
+
+def picture(log_prob: Callable[[Tensor], Tensor], data: str) -> dict[str, Any]:
+    """A density on the data set's own square, small enough for a line of a file."""
+    extent = toy(data).extent
+    axis = torch.linspace(-extent, extent, 2 * PICTURE + 1)[1::2]
+    density = log_prob(torch.cartesian_prod(axis, axis)).double().exp().cpu().numpy()
+    peak = float(density.max())
+    levels = np.round(255 * density / peak).astype(np.uint8) if peak > 0 else np.zeros(density.shape, np.uint8)
+    packed = base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()
+    return {"cells": PICTURE, "extent": extent, "peak": peak, "density": packed}
