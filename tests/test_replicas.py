@@ -249,10 +249,15 @@ def test_renewed_draws_are_those_that_would_have_come():
     plain, fixed = Streams([1, 2]), Streams([1, 2])
     fixed.fix()
     first = [normal((4,), generator=fixed), uniform((2,), generator=fixed)]
-    for _ in range(2):
+    for _ in range(3):
         expected = [normal((4,), generator=plain), uniform((2,), generator=plain)]
         assert all(torch.equal(a, b) for a, b in zip(first, expected, strict=True))
         fixed.renew()
+        assert normal((4,), generator=fixed) is first[0]
+        assert uniform((2,), generator=fixed) is first[1]
+    fixed.renew()
+    with pytest.raises(InvalidValue, match="A step that repeats another asked for"):
+        normal((6,), generator=fixed)
 
 
 def test_choices_are_uniform_and_different():

@@ -57,6 +57,7 @@ class Streams(torch.Generator):
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self._stock: dict[Request, tuple[Tensor, int]] = {}
         self._fixed: list[tuple[Request, Tensor]] | None = None
+        self._place: int | None = None
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -67,6 +68,12 @@ class Streams(torch.Generator):
         if rest:
             raise InvalidValue(f"{shape[0]} draws cannot be divided among {len(self)} streams.")
         request = Request(kind, (each, *shape[1:]), dtype, high)
+        if self._fixed is not None and self._place is not None:
+            asked, found = self._fixed[self._place]
+            if asked != request:
+                raise InvalidValue(f"A step that repeats another asked for {request} in place of {asked}.")
+            self._place += 1
+            return found
         found = self._next(request)
         if self._fixed is not None:
             found = found.clone()
@@ -74,15 +81,21 @@ class Streams(torch.Generator):
         return found
 
     def fix(self) -> None:
-        """From now on remember each tensor handed out: `renew` writes new numbers into all of them, in order.
+        """From now on remember each tensor handed out, until `repeat` hands them out again.
 
         For a CUDA graph, which reads the same memory at each replay.
         """
-        self._fixed = []
+        self._fixed, self._place = [], None
+
+    def repeat(self) -> None:
+        """From now on hand out the tensors remembered since `fix`, in order; draw nothing."""
+        self._place = 0
 
     def renew(self) -> None:
+        """Write new numbers into them, those that would have come."""
         for request, place in self._fixed or ():
             place.copy_(self._next(request))
+        self._place = 0
 
     def _next(self, request: Request) -> Tensor:
         drawn, place = self._stock.get(request, (torch.empty(0), 0))

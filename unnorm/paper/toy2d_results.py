@@ -471,6 +471,19 @@ def _diverged(results: Results) -> list[str]:
     return lines
 
 
+def _settings_planned(row: Row, plan: Mapping[str, Any]) -> int:
+    """How many settings of a method the plan has.
+
+    >>> _settings_planned(("mcmc", "sgd"), {"rates": {"sgd": [0.1, 0.01]}, "n_steps": [20, 50]})
+    4
+    """
+    method, style = METHODS[row[0]], row[1]
+    if method.tuned != "lr":
+        return len(plan.get({"bandwidth": "bandwidths", "n_components": "components"}[method.tuned], ()))
+    langevin = len(set(method.n_steps) & set(plan.get("n_steps", ()))) if method.n_steps else 1
+    return len(plan.get("rates", {}).get(style, ())) * langevin
+
+
 def left_out(results: Results) -> list[str]:
     """What the study's plan has and its lines do not: whole methods, data sets, single runs."""
     lines = []
@@ -481,16 +494,11 @@ def left_out(results: Results) -> list[str]:
         lines.append(f"Not run: {'; '.join(gone)}.")
     if gone := [name for name in DATA if name not in results.data]:
         lines.append(f"Data sets not run: {', '.join(gone)}.")
-    have: dict[Row, set[Setting]] = defaultdict(set)
     count: dict[Row, int] = defaultdict(int)
     for run in results.runs:
-        have[run["method"], run["style"]].add(Setting.of(run))
         count[run["method"], run["style"]] += 1
-    rates = results.starts[-1].get("settings", {}).get("rates") or ()
-    for row, settings in have.items():
-        if row[1] != "own":
-            settings |= {Setting(rate, one.n_steps, one.other) for one in set(settings) for rate in rates}
-    planned = {row: len(settings) * len(results.data) * results.starts[-1]["seeds"] for row, settings in have.items()}
+    cells = len(results.data) * results.starts[-1]["seeds"]
+    planned = {row: _settings_planned(row, results.starts[-1].get("settings") or {}) * cells for row in count}
     if absent := {row: planned[row] - count[row] for row in planned if planned[row] > count[row]}:
         named = "; ".join(f"{title(row)} ({missing:,})" for row, missing in absent.items())
         lines.append(f"{sum(absent.values()):,} of {sum(planned.values()):,} planned runs are absent: {named}.")

@@ -1,5 +1,6 @@
 """The runs of the synthetic study that are trained side by side: their specs, their models, their numbers."""
 
+import copy
 import json
 import time
 import warnings
@@ -153,12 +154,14 @@ class Stack:
             seeds=[problem.number(STREAM) for problem in problems],
             device=device,
             ahead=AHEAD if device == "cuda" else 1,
+            matmul=size.matmul,
         )
 
     def step_seconds(self, size: Size, device: str) -> tuple[float, int]:
         """Seconds of a step for each of the replicas, by a short trial; and how many replicas."""
         runs = self.runs(size) if device == "cuda" else self.runs(size)[:4]
         few = 6
+        self.train(runs, size, few, device)  # warms up
         base = self.train(runs, size, few, device).seconds
         more = max(few, min(100, round(TRIAL_SECONDS[device] / (base / few))))
         longer = self.train(runs, size, few + more, device).seconds
@@ -169,16 +172,17 @@ class Stack:
         run = self.runs(size)[0]
         problem = _problem(run.data, run.seed, size)
         fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
-        taken, few = [], 5
-        for steps in (few, 4 * few):
-            estimator = self.estimator(problem.noise, METHODS[run.method].gamma)
+        taken, few = [], 3
+        for steps in (few, few, 4 * few):  # the first warms up
+            estimator = self.estimator(copy.deepcopy(problem.noise), METHODS[run.method].gamma)
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HealthWarning)
                 training = self.training(size, steps)
-                train.fit(self.model(run, size), estimator, problem.train, training, fabric=fabric, progress=False)
+                model = copy.deepcopy(self.model(run, size))
+                train.fit(model, estimator, problem.train, training, fabric=fabric, progress=False)
             taken.append(time.perf_counter() - began)
-        return max(taken[1] - taken[0], 0.0) / (3 * few)
+        return max(taken[2] - taken[1], 0.0) / (3 * few)
 
     def records(
         self, size: Size, steps: int, device: str, common: Mapping[str, Any], together: int = 0
@@ -248,7 +252,8 @@ def stacks(size: Size, data: tuple[str, ...], methods: Sequence[str], *, apart: 
     for name in methods:
         method = METHODS[name]
         for style in method.styles:
-            for n_steps in [n for n in method.n_steps if n in size.n_steps] or [None]:
+            langevin: list[int | None] = [n for n in method.n_steps if n in size.n_steps]
+            for n_steps in langevin or [None]:
                 alike = (method.estimator, json.dumps(dict(method.options)), method.normalised, style, n_steps)
                 found[alike].append(name)
     places = [(name,) for name in data] if apart else [data]

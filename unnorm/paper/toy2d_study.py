@@ -5,6 +5,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,7 @@ class Study:
         methods, data: some of them only; all when empty.
 
     >>> Study("smoke").runs
-    276
+    396
     >>> Study("tiny")
     Traceback (most recent call last):
     unnorm.errors.InvalidValue: Unknown size 'tiny'. Known: smoke, laptop, full.
@@ -99,15 +100,17 @@ class Study:
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
         ledger = _claimed(folder, self, force)
-        began = time.perf_counter()
         ledger.write([self._start(command)])
-        with Progress(self.runs, len(ledger.of("run")), enabled=progress) as bar:
-            self._truths(ledger)
-            steps = self._steps(ledger)
-            self._peers(ledger, bar)
-            self._networks(ledger, steps, bar)
-        self._compare(ledger)
-        ledger.write([{"kind": "end", "wall_seconds": time.perf_counter() - began}])
+        with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study") as bar:
+            with _clocked(ledger, "truths"):
+                self._truths(ledger)
+            with _clocked(ledger, "trials of step times"):
+                steps = self._steps(ledger)
+            with _clocked(ledger, "networks"):
+                self._networks(ledger, steps, bar)
+            self._compare(ledger)
+            with _clocked(ledger, "without networks"):
+                self._peers(ledger, bar)
         return ledger
 
     def _start(self, command: str) -> dict[str, Any]:
@@ -204,6 +207,16 @@ class Study:
         ledger.write([facts])
 
 
+@contextmanager
+def _clocked(ledger: Ledger, part: str) -> Iterator[None]:
+    """Note how long a part of the study took, also when it is interrupted."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        ledger.write([{"kind": "clock", "part": part, "seconds": round(time.perf_counter() - began, 2)}])
+
+
 def _stack_records(
     stack: Stack, size: Size, steps: int, device: str, common: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -275,7 +288,9 @@ def _hardware(study: Study) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this runs from, if it is one."""
+    """The commit of the source tree this runs from; the variable UNNORM_COMMIT names it where there is no git."""
+    if given := os.environ.get("UNNORM_COMMIT"):
+        return given
     try:
         here = Path(__file__).resolve().parent
         done = subprocess.run(

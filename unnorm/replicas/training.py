@@ -1,7 +1,8 @@
 """Train replicas: what `unnorm.train.fit` does for one run, for many at once."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator
-from unnorm.names import choose
+from unnorm.names import choose, unknown
 from unnorm.optim import Schedule, rates
 from unnorm.replicas.stacked import Stacked
 from unnorm.replicas.updates import UPDATES, make_update
@@ -58,6 +59,7 @@ def fit(
     ahead: int = 1,
     graph: bool | None = None,
     compiled: bool = False,
+    matmul: str = "highest",
 ) -> Replicas:
     """Train R replicas as one batched computation: the same mathematics as R calls of `unnorm.train.fit`.
 
@@ -77,6 +79,8 @@ def fit(
         ahead: of `Streams`. 1 gives each replica the numbers it would have in a run of its own.
         graph: replay each step as a CUDA graph; on a CUDA device by default.
         compiled: compile the model with torch.compile. Score matching cannot be.
+        matmul: precision of float32 matrix products, as torch.set_float32_matmul_precision has it: "high" is nearly
+            twice as fast on a GPU with tensor cores.
 
     >>> from unnorm import MECO, Gaussian, Quadratic
     >>> from unnorm.replicas import StackedNoise
@@ -92,10 +96,23 @@ def fit(
     if compiled:
         run.compile()
     began = time.perf_counter()
-    run.train(run.device.type == "cuda" if graph is None else graph)
+    with _matmul(matmul):
+        run.train(run.device.type == "cuda" if graph is None else graph)
     found = run.diverged_at.cpu()  # waits for the device
     model.eval(), estimator.eval()
     return Replicas(model, estimator, found, run.records, time.perf_counter() - began)
+
+
+@contextmanager
+def _matmul(precision: str) -> Iterator[None]:
+    if precision not in ("highest", "high", "medium"):
+        raise InvalidValue(unknown("matmul", precision, ("highest", "high", "medium")))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Run:
@@ -163,7 +180,9 @@ class _Run:
         replay = None
         for t in range(1, steps + 1):
             self.eta.copy_(self.lr * self.shape(t))
-            if graph and t > WARM_UP and replay is None:
+            if graph and t == WARM_UP:
+                self.streams.fix()
+            if graph and t == WARM_UP + 1:
                 replay = self._captured()
             if replay is None:
                 self._step()
@@ -174,16 +193,12 @@ class _Run:
                 self.records.append({"step": torch.tensor(t), **{k: v.clone() for k, v in self.info.items()}})
 
     def _captured(self) -> torch.cuda.CUDAGraph:
+        """One step as a graph; capturing computes nothing."""
         graph = torch.cuda.CUDAGraph()
-        self.streams.fix()
-        self._gradients_of_nothing()
+        self.streams.repeat()
         with torch.cuda.graph(graph):
             self._step()
         return graph
-
-    def _gradients_of_nothing(self) -> None:
-        for parameter in self.update.parameters:
-            parameter.grad = None
 
     def _step(self) -> None:
         """One step of all replicas; nothing is read back from the device."""
