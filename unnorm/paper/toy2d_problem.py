@@ -17,7 +17,7 @@ from unnorm.metrics import frechet, median_bandwidth, mmd
 from unnorm.noise import Gaussian
 from unnorm.paper.toy2d import DATA, Size
 
-__all__ = ["Measured", "Plane", "Problem", "log_masses", "picture", "plane", "sampled"]
+__all__ = ["Measured", "Plane", "Problem", "entropy", "log_masses", "picture", "plane", "sampled"]
 
 WIDER = 1.5  # the plane's half side, in extents of the data set
 PICTURE = 96  # cells on each side
@@ -118,6 +118,12 @@ class Problem:
         """The same of fresh points and as many others of the truth."""
         others = self.truth.sample(self.size.points, generator=self.generator(DRAWS))
         return self.discrepancy(others)
+
+
+def entropy(where: Plane) -> float:
+    """Of the truth on the plane's cells, in nats: a model's cross entropy is this and its KL."""
+    some = where.log_truth > -math.inf
+    return float(-(where.log_truth.exp() * where.log_truth)[some].sum()) * where.edge**2
 
 
 class Measured(NamedTuple):

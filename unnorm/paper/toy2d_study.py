@@ -21,7 +21,7 @@ from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
 from unnorm.paper.toy2d import DATA, METHODS, SIZES, Size
 from unnorm.paper.toy2d_peers import PEERS, peer_keys, peer_records
-from unnorm.paper.toy2d_problem import Problem, picture
+from unnorm.paper.toy2d_problem import Problem, entropy, picture, plane
 from unnorm.paper.toy2d_results import FILE
 from unnorm.paper.toy2d_stack import MOST_STEPS, STACKED, Stack, stacks
 from unnorm.progress import Progress
@@ -140,7 +140,7 @@ class Study:
                 "seed": self.seed,
                 **picture(truth.log_prob, name),
             }
-            ledger.write([facts | {"entropy": truth.entropy}, drawn])
+            ledger.write([facts | {"entropy": entropy(plane(name, self.plan.cells))}, drawn])
 
     def _steps(self, ledger: Ledger) -> dict[str, int]:
         """How many steps each stack takes: as many as fit into the seconds that a run has."""
