@@ -1,0 +1,258 @@
+"""The synthetic study: its cells against single runs, its measures against closed forms, its resuming."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KernelDensity
+
+from unnorm import train
+from unnorm.data import toy
+from unnorm.errors import HealthWarning, InvalidValue
+from unnorm.paper import toy2d_report, toy2d_stack, toy2d_study
+from unnorm.paper.toy2d import DATA, METHODS, SIZES, TABLES
+from unnorm.paper.toy2d_peers import peer_records
+from unnorm.paper.toy2d_problem import DRAWS, STREAM, Measured, Problem, entropy, plane, sampled
+from unnorm.paper.toy2d_results import FILE, read
+from unnorm.paper.toy2d_stack import STACKED, stacks
+from unnorm.paper.toy2d_study import Study
+
+SMOKE = SIZES["smoke"]
+
+
+def all_stacks(size=SMOKE, methods=STACKED):
+    return stacks(size, DATA, methods, apart=False)
+
+
+def lines(folder, kind):
+    records = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke")
+    Study("smoke").run(folder, command="unnorm reproduce toy2d --size smoke", progress=False)
+    return folder
+
+
+@pytest.mark.xdist_group("smoke")
+def test_the_smoke_study_has_every_cell_and_its_report(smoke):
+    runs = lines(smoke, "run")
+    assert len(runs) == Study("smoke").runs == len({run["key"] for run in runs})
+    assert {run["data"] for run in runs} == set(DATA)
+    found = {(run["method"], run["style"]) for run in runs}
+    assert found == {(name, style) for name, method in METHODS.items() for style in method.styles}
+    for run in runs:
+        assert (run["status"] == "ok") == (run["kl"] is not None)
+        if run["status"] == "ok":
+            assert run["kl"] > -0.01
+    results = read(smoke)
+    for table in TABLES.values():
+        for method in table.paper:
+            for data in DATA:
+                assert results.cell(table.metric, (method, table.style), data) is not None
+    written = {path.name for path in toy2d_report.write(smoke)}
+    assert {"report.html", "report.md", "densities-sgd.png", "densities-adam.png"} <= written
+    assert "Nothing was left out" in (smoke / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "style", "n_steps"),
+    [(name, style, 20 if method.n_steps else None) for name, method in METHODS.items() if name in STACKED
+     for style in method.styles],
+)  # fmt: skip
+def test_a_cell_is_the_run_it_says(method, style, n_steps):
+    """Against `train.fit` with the settings of the paper written out anew."""
+    size, steps = replace(SMOKE, n_steps=(20,), hidden=(8,)), 8
+    (stack,) = [one for one in all_stacks(size) if method in one.methods and one.style == style]
+    runs = [run for run in stack.runs(size) if run.method == method and run.data in ("circles", "moons")][-3:]
+    done = stack.train(runs, size, steps, "cpu")
+    assert {run.n_steps for run in runs} == {n_steps}
+    for k, run in enumerate(runs):
+        problem = Problem(run.data, run.seed, size)
+        usual = {"sgd": 1.0, "adam": 0.1, "own": 0.1}[style]
+        meco = method.startswith("meco")
+        beta = METHODS[method].beta or (0.9 if meco else usual)
+        name = {"sgd": "sgd", "adam": "adam", "own": "adam"}[style]
+        if "ngd" in method:
+            name = "ngd" if style == "sgd" else "ngd-adam"
+        gamma = {"meco-gamma-0.01": 0.01, "meco-gamma-0.2": 0.2}.get(method, 0.1)
+        estimator = stack.estimator(problem.noise, gamma)
+        training = train.Training(
+            steps=steps, batch=size.batch, lr=run.lr, optimizer=name, beta=beta, schedule="cosine",
+            seed=problem.number(STREAM),
+        )  # fmt: skip
+        model = stack.model(run, size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HealthWarning)
+            train.fit(model, estimator, problem.train, training, progress=False)
+        with torch.no_grad():  # up to a constant, whose gradient is rounding for some, and Adam scales that up
+            mine, theirs = (one(problem.test) for one in (done.model.one(k), model))
+        torch.testing.assert_close(mine - mine.mean(), theirs - theirs.mean(), rtol=2e-3, atol=5e-4)
+        before = stack.model(run, size)(problem.test).detach()
+        assert float((before - before.mean() - mine + mine.mean()).abs().max()) > 0.01
+
+
+def test_the_seeds_of_data_starts_and_noise_are_all_different():
+    numbers = [
+        Problem(data, seed, SMOKE).number(kind)
+        for data in DATA
+        for seed in (0, 1, 4, 999, 5_004)
+        for kind in (toy2d_stack.START, STREAM, DRAWS)
+    ]
+    assert len(numbers) == len(set(numbers))
+    problem = Problem("moons", 0, SMOKE)
+    everything = torch.cat([problem.train, problem.validation, problem.test, problem.fresh])
+    assert len(everything.unique(dim=0)) == len(everything)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_plane_holds_the_truth(name):
+    where = plane(name, 144)
+    truth = toy(name)
+    assert float(where.log_truth.exp().sum()) * where.edge**2 == pytest.approx(1, abs=1e-9)
+    log_p = where.log_truth.clamp(min=-80) + 7.0
+    rows = truth.sample(4_000, generator=torch.Generator().manual_seed(0))
+    found = Measured.of(log_p, truth.log_prob(rows) + 7.0, truth.log_prob(rows) + 7.0, where)
+    assert found.log_z == pytest.approx(7.0, abs=1e-6)
+    assert found.kl == pytest.approx(0.0, abs=1e-6)
+    error = float(truth.log_prob(rows).std()) / len(rows) ** 0.5
+    assert found.test_nll == pytest.approx(entropy(where), abs=5 * error + 1e-3)
+    assert found.outside < 1e-3
+
+
+def test_the_kl_of_a_gaussian_is_what_samples_say():
+    where, truth = plane("8gaussians", 144), toy("8gaussians")
+    model = torch.distributions.Normal(0.0, 2.5)
+
+    def log_prob(x):
+        return model.log_prob(x.double()).sum(-1)
+
+    rows = truth.sample(40_000, generator=torch.Generator().manual_seed(1))
+    found = Measured.of(log_prob(where.centres) + 3, log_prob(rows) + 3, log_prob(rows) + 3, where)
+    gaps = truth.log_prob(rows).double() - log_prob(rows)
+    assert found.kl == pytest.approx(float(gaps.mean()), abs=4 * float(gaps.std()) / 200 + 1e-3)
+    half = -1.5 * truth.extent
+    inside = float((model.cdf(torch.tensor(-half)) - model.cdf(torch.tensor(half))) ** 2)
+    assert found.log_z == pytest.approx(3 + math.log(inside), abs=1e-4)
+    assert Measured.of(log_prob(where.centres), log_prob(rows), log_prob(rows), where, normalised=True).log_z == 0
+
+
+def test_samples_of_a_plane_have_its_density():
+    where = plane("moons", 48)
+    n = 50_000
+    x = sampled(where.log_truth, where, n, torch.Generator().manual_seed(0))
+    cell = ((x + 1.5 * toy("moons").extent) / where.edge).floor().long()
+    counts = torch.bincount(cell[:, 0] * 48 + cell[:, 1], minlength=48 * 48).double()
+    expected = n * where.log_truth.exp() * where.edge**2
+    some = expected > 5
+    chi = float(((counts - expected).square() / expected)[some].sum())
+    freedom = int(some.sum())
+    assert abs(chi - freedom) < 5 * (2 * freedom) ** 0.5
+    assert (counts[where.log_truth == -math.inf] == 0).all()
+
+
+def test_peers_are_scikit_learns():
+    size = replace(SMOKE, bandwidths=(0.2,))
+    (run, drawn) = peer_records("kde", "circles", 0, size, {})
+    problem = Problem("circles", 0, size)
+    fitted = KernelDensity(bandwidth=0.2).fit(problem.train.numpy())
+    assert run["test_nll"] == pytest.approx(-float(np.mean(fitted.score_samples(problem.test.numpy()))), abs=1e-3)
+    assert drawn["kind"] == "picture"
+    assert drawn["run"] == run["key"]
+    mixtures = [one for one in peer_records("gmm", "moons", 1, SMOKE, {}) if one["kind"] == "run"]
+    assert [one["setting"] for one in mixtures] == [{"n_components": 8}, {"n_components": 16}]
+    assert all(one["test_nll"] < 4 and one["mmd"] < 0.1 for one in mixtures)
+
+
+@pytest.mark.xdist_group("smoke")
+def test_a_stopped_study_goes_on_where_it_stopped(smoke, tmp_path, monkeypatch):
+    content = (smoke / FILE).read_text().splitlines(keepends=True)
+    runs = [place for place, line in enumerate(content) if json.loads(line)["kind"] == "run"]
+    cut = runs[len(runs) // 3]  # within a stack: what of it is there is computed with the rest of it
+    (tmp_path / FILE).write_text("".join(content[:cut]) + content[cut][:40])
+    computed = []
+    real = toy2d_study._stack_records
+    monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: computed.append(a[0]) or real(*a))
+    Study("smoke").run(tmp_path, progress=False)
+    before, after = ({run["key"]: run for run in lines(folder, "run")} for folder in (smoke, tmp_path))
+    assert before.keys() == after.keys()
+    assert 0 < len(computed) < len(all_stacks())
+    for key, run in before.items():
+        for name in ("kl", "test_nll", "mmd", "steps"):
+            same = pytest.approx(run[name], rel=1e-3, abs=1e-5) if run[name] is not None else None
+            assert after[key][name] == same, (run["method"], name)
+    computed.clear()
+    Study("smoke").run(tmp_path, progress=False)
+    assert not computed
+
+
+def test_processes_compute_the_same(tmp_path):
+    options = {"methods": ("kde", "nce"), "data": ("moons", "circles")}
+    one, many = tmp_path / "one", tmp_path / "many"
+    Study("smoke", **options).run(one, progress=False)
+    many.mkdir()
+    timing = [line for line in (one / FILE).read_text().splitlines(keepends=True) if '"timing"' in line]
+    (many / FILE).write_text("".join(timing))  # the same steps, whatever the clock says now
+    Study("smoke", jobs=2, backend="threading", **options).run(many, progress=False)
+    first, second = ({run["key"]: run["kl"] for run in lines(folder, "run")} for folder in (one, many))
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_study_loses_and_repeats_nothing(tmp_path):
+    command = [sys.executable, "-m", "unnorm", "reproduce", "toy2d", "--size", "smoke", "--out", str(tmp_path)]
+    command += ["--methods", "nce,meco,snl,kde,sm", "--data", "moons,circles"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (tmp_path / FILE).exists() and '"run"' in (tmp_path / FILE).read_text():
+            break
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    there = {json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines() if '"run"' in line}
+    subprocess.run(command, check=True, capture_output=True)
+    counts = Counter(run["key"] for run in lines(tmp_path, "run"))
+    assert set(counts.values()) == {1}
+    assert there <= counts.keys()
+    assert len(counts) == Study("smoke", methods=("nce", "meco", "snl", "kde", "sm"), data=("moons", "circles")).runs
+
+
+@pytest.mark.xdist_group("smoke")
+def test_another_study_is_not_mixed_in(smoke, tmp_path):
+    with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0"):
+        Study("laptop").run(smoke, progress=False)
+    with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0"):
+        Study("smoke", seed=3).run(smoke, progress=False)
+    with pytest.raises(InvalidValue, match="Unknown method 'mecco'. Did you mean 'meco'?"):
+        Study("smoke", methods=("mecco",))
+    with pytest.raises(InvalidValue, match="Unknown data set 'moon'. Did you mean 'moons'?"):
+        Study("smoke", data=("moon",))
+    with pytest.raises(InvalidValue, match="joblib cannot use the backend 'nowhere'"):
+        Study("smoke", methods=("gmm",), data=("moons",), backend="nowhere", jobs=2).run(tmp_path, progress=False)
+
+
+def test_the_sizes_are_the_protocol():
+    full = SIZES["full"]
+    assert full.seeds >= 5
+    assert full.points == 10_000
+    assert full.hidden == (300, 300, 300)
+    assert full.n_steps == (20, 50, 100)
+    assert set(full.rates["sgd"]) == set(full.rates["adam"]) == {1e-1, 1e-2, 1e-3, 1e-4}
+    for size in SIZES.values():
+        assert size.cells % 6 == 0
+        assert size.cells // 2 % 6 == 0
+    laptop = Study("laptop", jobs=2)
+    assert {stack.methods[0] for stack in laptop.stacks} == {stack.methods[0] for stack in Study("full").stacks}
