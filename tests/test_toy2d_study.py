@@ -17,6 +17,7 @@ import torch
 from sklearn.neighbors import KernelDensity
 
 from unnorm import train
+from unnorm.cli import main
 from unnorm.data import toy
 from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.paper import toy2d_report, toy2d_stack, toy2d_study
@@ -256,3 +257,45 @@ def test_the_sizes_are_the_protocol():
         assert size.cells // 2 % 6 == 0
     laptop = Study("laptop", jobs=2)
     assert {stack.methods[0] for stack in laptop.stacks} == {stack.methods[0] for stack in Study("full").stacks}
+
+
+class TestCommandLine:
+    def unnorm(self, *arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        return end.value.code
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("toy2d", "--size", "tiny"), "Unknown size 'tiny'"),
+            (("toy2d", "--quick"), "The study 'toy2d' has no option --quick."),
+            (("gaussian-mean", "--size", "smoke"), "The study 'gaussian-mean' has no option --size."),
+            (("toy2d", "--methods", "mecco"), "Unknown method 'mecco'. Did you mean 'meco'?"),
+            (("toy2d", "--data", "moon"), "Unknown data set 'moon'. Did you mean 'moons'?"),
+            (("toy2d", "--device", "gpu"), "Unknown device 'gpu'"),
+            (("toy2d", "--seed", "1000"), "The seed of the study must be an integer from 0 to 999."),
+            (("toy3d",), "Unknown study 'toy3d'. Did you mean 'toy2d'?"),
+        ],
+    )
+    def test_a_wrong_command_is_answered_in_one_line(self, arguments, said, capsys, tmp_path):
+        assert self.unnorm("reproduce", *arguments, "--out", tmp_path / "out") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.xdist_group("smoke")
+    def test_the_report_is_made_anew(self, smoke, capsys):
+        (smoke / "report.html").unlink(missing_ok=True)
+        assert self.unnorm("report", smoke) == 0
+        assert "comparisons with the paper's methods" in capsys.readouterr().out
+        assert (smoke / "report.html").exists()
+        assert self.unnorm("report", smoke, "--json") == 0
+        assert "report.md" in json.loads(capsys.readouterr().out)["files"]
+
+    def test_a_folder_without_a_study_is_named(self, tmp_path, capsys):
+        assert self.unnorm("report", tmp_path) == 2
+        assert "holds no study" in capsys.readouterr().err
+        (tmp_path / FILE).write_text("not JSON\n{}\n")
+        assert self.unnorm("report", tmp_path) == 2
+        assert "Line 1 of" in capsys.readouterr().err

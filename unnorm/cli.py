@@ -394,7 +394,8 @@ def reproduce(
     if foreign:
         raise InvalidValue(f"The study '{study}' has no option {', '.join(f'--{name}' for name in foreign)}.")
     if study == "toy2d":
-        _reproduce_toy2d(out, size, device, jobs, backend, _names(methods), _names(data), seed, force, as_json)
+        command = f"unnorm reproduce {study}" + _as_given(context)
+        _reproduce_toy2d(command, out, size, device, jobs, backend, _names(methods), _names(data), seed, force, as_json)
         return
     from unnorm.paper import gaussian_report
     from unnorm.paper.gaussian_study import Study
@@ -411,6 +412,7 @@ def reproduce(
 
 
 def _reproduce_toy2d(
+    command: str,
     out: Path | None,
     size: str,
     device: str,
@@ -429,7 +431,6 @@ def _reproduce_toy2d(
     folder = out or Path("runs") / "toy2d"
     kind = fabric_for(device).device.type
     chosen = Study(size, seed, kind, jobs or (1 if size == "smoke" else cores()), backend, methods, data)
-    command = "unnorm reproduce " + " ".join(shlex.quote(word) for word in sys.argv[2:])
     try:
         chosen.run(folder, command=command, force=force, progress=False if as_json else None)
     except KeyboardInterrupt:
@@ -517,6 +518,17 @@ def _default_iterate(data: str, estimator: str) -> str:
     from unnorm.data.toy import TOYS
 
     return "last" if data in TOYS or estimator in ("sm", "ssm", "dsm", "cnce") else "best"
+
+
+def _as_given(context: typer.Context) -> str:
+    """The options of a command line as they were given, without its arguments."""
+    given = [name for name, value in context.params.items() if value not in (None, False) and name != "study"]
+    words = {name: context.params[name] for name in given if _was_given(context, name)}
+    flags = {"as_json": "json"}
+    return "".join(
+        f" --{flags.get(name, name)}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in words.items()
+    )
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
