@@ -1,35 +1,41 @@
 """The report of the synthetic study: its numbers against numpy and scipy by hand, its page in a real browser."""
 
 import base64
+import inspect
 import itertools
 import json
 import math
 import re
 import shutil
 import zlib
+from dataclasses import asdict, replace
 
+import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from unnorm.errors import BrokenFile, InvalidValue
-from unnorm.paper import toy2d_report
-from unnorm.paper.toy2d import DATA, METHODS, TABLES
-from unnorm.paper.toy2d_results import (
-    Cell,
-    Place,
-    Setting,
-    agreement,
-    choose,
-    column,
-    left_out,
-    p_value,
-    read,
-    standing,
-)
+from unnorm.estimators import ContrastiveDivergence
+from unnorm.paper import toy2d_peers, toy2d_problem, toy2d_report, toy2d_stack
+from unnorm.paper.toy2d import DATA, METHODS, SIZES, STYLES, TABLES
+from unnorm.paper.toy2d_cells import Cell, agreement, column, p_value
+from unnorm.paper.toy2d_protocol import protocol
+from unnorm.paper.toy2d_results import METRICS, Place, Setting, choose, read
+from unnorm.paper.toy2d_summary import headlines, left_out, standing, summarise
 
 RATES = (0.1, 0.01, 0.001)
+TUNED = {"bandwidth": (0.1, 0.2), "n_components": (8, 16)}
+PLAN = asdict(
+    replace(
+        SIZES["full"],
+        rates=dict.fromkeys(STYLES, RATES),
+        bandwidths=TUNED["bandwidth"],
+        components=TUNED["n_components"],
+    )
+)
 LOST = Place("sm", "adam", "circles")  # diverges: two seeds at the best of its rates, more at the others
 EVIL = "<script>alert('|x|')</script> **H200**"
 
@@ -69,16 +75,22 @@ def density(rng, peak=0.2):
     }
 
 
+def picture(place, run=None):
+    """A line of its own: all of the density at one level, which `peak` sets."""
+    flat = base64.b64encode(zlib.compress(np.full((96, 96), 255, dtype=np.uint8).tobytes())).decode()
+    facts = {"kind": "picture", **place._asdict(), "seed": 0, "cells": 96, "peak": 1.0, "density": flat}
+    return facts | ({} if run is None else {"run": run})
+
+
 def settings_of(method, style):
     if method.tuned != "lr":
-        return [(None, None, {method.tuned: value}) for value in (0.1, 0.2)]
+        return [(None, None, {method.tuned: value}) for value in TUNED[method.tuned]]
     return list(itertools.product(RATES, method.n_steps or (None,), (None,)))
 
 
 def study(seeds=5):
     """The records of a whole study, one cell of it diverged."""
     rng = np.random.default_rng(0)
-    settings = {"batch": 500, "points": 10_000, "seconds": 0.12, "rates": list(RATES)}
     facts = {"size": "full", "seed": 0, "seeds": seeds, "command": "unnorm reproduce toy2d", "version": "0.1.0"}
     facts |= {
         "commit": None,
@@ -87,15 +99,17 @@ def study(seeds=5):
         "torch": "2.11.0",
         "started": "2026-11-16T10:00:00Z",
     }
-    yield {"kind": "study", "study": "toy2d", **facts, "settings": settings}
+    yield {"kind": "study", "study": "toy2d", **facts, "settings": PLAN}
     yield {
         "kind": "throughput",
-        "replicas": 120,
-        "stacked_per_second": 47000,
-        "single_per_second": 240,
-        "ratio": 196,
+        "replicas": 3960,
+        "stacked_per_second": 22395.96804370198,
+        "single_per_second": 192.94698357020434,
+        "ratio": 116.07317009728294,
         "device": "cuda",
     }
+    for part, seconds in (("truths", 18.71), ("networks", 1380.15), ("truths", 0.5), ("networks", 0.15)):
+        yield {"kind": "clock", "part": part, "seconds": seconds}
     for data in DATA:
         yield {
             "kind": "floor",
@@ -123,18 +137,12 @@ def study(seeds=5):
             }
             for data in DATA:
                 place = Place(name, style, data)
-                if place != LOST:
-                    yield {
-                        "kind": "picture",
-                        "method": name,
-                        "style": style,
-                        "data": data,
-                        "seed": 0,
-                        **density(rng, 0.1),
-                    }
                 for (lr, n_steps, other), seed in itertools.product(settings_of(method, style), range(seeds)):
                     lost = place == LOST and seed < (2 if lr == 0.01 else 3)
-                    yield run(place, seed, lr, rng, n_steps, other, "diverged" if lost else "ok")
+                    found = run(place, seed, lr, rng, n_steps, other, "diverged" if lost else "ok")
+                    yield found
+                    if seed == 0 and not lost:
+                        yield picture(place, found["key"]) | density(rng, 0.1)
 
 
 def save(folder, records):
@@ -214,6 +222,25 @@ class TestReading:
         with pytest.raises(BrokenFile, match=words):
             read(save(tmp_path, records))
 
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ({"kind": "clock", "part": "truths"}, "a clock needs 'seconds'"),
+            ({"kind": "clock", "part": "truths", "seconds": "long"}, "its 'seconds' is not a number"),
+            ({"kind": "clock", "part": "truths", "seconds": math.inf}, "a clock needs 'seconds'"),
+            ({"kind": "throughput", "ratio": "much"}, "its 'ratio' is not a number"),
+            ({"kind": "study", "seeds": 2, "settings": {"rates": [0.1]}}, "'rates' of these, are no mapping"),
+            (picture(Place("meco", "sdg", "moons")), "Unknown style 'sdg'. Did you mean 'sgd'"),
+            (picture(Place("meccano", "sgd", "moons")), "Unknown method 'meccano'"),
+        ],
+    )  # fmt: skip
+    def test_other_lines_are_checked_too(self, tmp_path, line, words):
+        with pytest.raises(BrokenFile, match=words):
+            read(save(tmp_path, [*small(meco=[1.0, 2.0]), line]))
+
+    def test_clocks_of_all_starts_are_added_up(self, results):
+        assert results.clock == pytest.approx({"truths": 19.21, "networks": 1380.3})
+
     def test_nothing_to_read(self, tmp_path):
         with pytest.raises(InvalidValue, match="holds no study"):
             read(tmp_path)
@@ -267,6 +294,23 @@ class TestNumbers:
         ]
         assert {one["lr"] for one in choose(runs)[place]} == {chosen}
 
+    def test_pictures_are_of_the_chosen_setting(self, results):
+        assert results.picture(LOST) is None
+        for place, runs in results.chosen.items():
+            if place != LOST:
+                assert results.picture(place)["run"] == runs[0]["key"]
+                assert len(results.pictures[place]) > 1
+
+    def test_picture_without_a_run(self, tmp_path):
+        """The last of them, unless another is of the chosen run; one of a run that is not chosen is not shown."""
+        place = Place("meco", "sgd", "circles")
+        records = list(small(meco=[1.0, 2.0]))
+        old, new, other, chosen = (
+            picture(place, key) | {"peak": float(k)} for k, key in enumerate((None, None, "other", records[1]["key"]))
+        )
+        for lines, shown in (([old, new, other], new), ([chosen, old, new, other], chosen), ([other], None)):
+            assert read(save(tmp_path, [*records, *lines])).picture(place) == shown
+
     @pytest.mark.parametrize("metric", ["mmd", "frechet", "test_nll", "kl"])
     def test_cells_ties_and_ranks_by_hand(self, results, metric):
         for table, data in itertools.product(TABLES.values(), DATA):
@@ -304,7 +348,16 @@ class TestNumbers:
         found = read(tmp_path).column("kl", [("meco", "sgd"), ("nce", "sgd")], "circles")
         assert (found.best, found.ties, found.tested) == (("meco", "sgd"), frozenset(), False)
         toy2d_report.write(tmp_path)
-        assert "no test is possible" in (tmp_path / "report.md").read_text()
+        text = (tmp_path / "report.md").read_text()
+        assert "With fewer than 3 common seeds no test is possible" in text
+        assert len(re.findall("fewer than 3|no test is possible|for a test", text)) == 2, "said once, not in every line"
+
+    def test_three_seeds_of_which_one_method_has_two(self, tmp_path):
+        records = list(small(meco=[1.0, 2.0, 3.0], nce=[1.1, 2.1, 3.1]))[:-1]
+        toy2d_report.write(save(tmp_path, records))
+        text = (tmp_path / "report.md").read_text()
+        assert text.count("no test is possible") == 1
+        assert "**Table 2: MMD, SGD-style (n = 3 seeds; some columns have too few common seeds for a test" in text
 
     def test_agreement_is_spearmans(self, results):
         table = TABLES["mmd-sgd"]
@@ -335,7 +388,67 @@ class TestWords:
         found = standing(read(tmp_path), "kl", "sgd")
         assert [name for name in ("best", "ties", "losses", "failed") if getattr(found, name)] == [where]
         toy2d_report.write(tmp_path)
-        assert f"SGD-style, by KL: of 1 data sets, {words}" in (tmp_path / "report.md").read_text()
+        assert f"SGD-style, by KL: of 1 data set, {words}" in (tmp_path / "report.md").read_text()
+
+    @pytest.mark.parametrize(
+        ("meco", "nce", "words"),
+        [
+            ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], "wins on 1 of 1 data set, shares the lead on 0 and loses on 0."),
+            ([1.0, 2.0, 1.5], [1.1, 2.3, 1.4], "wins on 0 of 1 data set, shares the lead on 1 and loses on 0."),
+            ([1.0, 2.0, 1.5], [1.1, 1.0, 1.6], "wins on 0 of 1 data set, shares the lead on 1 and loses on 0."),
+            ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "data set, shares the lead on 0 and loses on 1 (to NCE)."),
+            ([2.0, None, 2.1], [1.0, 1.1, 1.2], "shares the lead on 0, loses on 0 and diverges on 1."),
+        ],
+    )  # fmt: skip
+    def test_headline_of_the_exact_kl(self, tmp_path, meco, nce, words):
+        (line,) = [one for one in headlines(read(save(tmp_path, small(meco=meco, nce=nce)))) if "exact KL" in one]
+        assert line.startswith("SGD-style, judged by the exact KL from the truth: MECO ")
+        assert words in line
+
+    @pytest.mark.parametrize("style", ["sgd", "adam"])
+    def test_mean_ranks_by_hand(self, results, style):
+        rows = [(name, style) for name, method in METHODS.items() if method.origin == "paper"]
+        lines = [one for one in headlines(results) if one.startswith(STYLES[style])]
+        assert len(lines) == 2
+        for metric, name in METRICS.items():
+            found = []
+            for data in DATA:
+                values = [[one[metric] for one in results.chosen[Place(*row, data)]] for row in rows]
+                means = [math.inf if None in own else np.mean(own) for own in values]
+                found.append(stats.rankdata(means)[rows.index(("meco", style))])
+            assert f"{np.mean(found):.2f} by {name}" in lines[metric in ("test_nll", "kl")]
+        paper = TABLES[f"mmd-{style}"].paper
+        ranks = [
+            stats.rankdata([cells[data][0] for cells in paper.values()])[list(paper).index("meco")] for data in DATA
+        ]
+        assert f"by MMD (paper: {np.mean(ranks):.2f})" in lines[0]
+        assert lines[0].count("among 7 methods") == 1
+
+    @pytest.mark.parametrize("style", ["sgd", "adam"])
+    def test_cells_at_the_noise_floor_are_counted(self, results, style):
+        at, total = 0, 0
+        for name, data, metric in itertools.product(TABLES["mmd-sgd"].paper, DATA, ("mmd", "frechet")):
+            values = [one[metric] for one in results.chosen[Place(name, style, data)]]
+            level = {"mmd": 1e-5 + 3 * 2e-4, "frechet": 1e-3 + 3 * 5e-4}[metric]
+            total, at = total + 1, at + (None not in values and np.mean(values) <= level)
+        line = next(one for one in headlines(results) if one.startswith(f"{STYLES[style]}, judged by samples"))
+        assert (f"{at} of the {total} cells" in line) == (at > 0)
+        assert ("most of them" in line) == (2 * at > total)
+
+    def test_most_cells_at_the_floor(self, tmp_path):
+        floor = {"kind": "floor", "data": "circles", "mmd": 1.0, "mmd_sd": 0.5, "frechet": 0.0, "frechet_sd": 0.5}
+        records = [*small(meco=[1.0, 2.0, 1.4], nce=[1.1, 2.1, 1.6], sm=[7.0, 8.0, 9.0]), floor]
+        (line,) = [one for one in headlines(read(save(tmp_path, records))) if "samples" in one]
+        assert "3 of the 6 cells of these methods lie at the noise floor: there these metrics cannot tell" in line
+        (line,) = [one for one in headlines(read(save(tmp_path, [*records, floor | {"mmd": 9.0}]))) if "samples" in one]
+        assert "4 of the 6 cells of these methods, most of them, lie at the noise floor" in line
+
+    def test_headlines_come_first(self, results):
+        words = summarise(results)
+        assert words[: len(headlines(results))] == headlines(results)
+        assert words[0].startswith("MECO, the paper's method, is compared with 6 other methods of its tables on 6 data")
+        assert "Every network is trained for 0.08 s." in words[0]
+        assert "48 comparisons with the paper's methods" in words[1]
 
     def test_counts_runs_and_what_diverged(self, written, folder, records):
         text = (folder / "report.md").read_text()
@@ -352,7 +465,56 @@ class TestWords:
         assert f"{absent} of " in found
         unmeasured = [one | {"mmd": None} for one in small(meco=[1.0, 2.0])]
         found = " ".join(left_out(read(save(tmp_path, unmeasured))))
-        assert "MMD was not measured at the chosen setting in 1 cells: MECO, SGD-style." in found
+        assert "MMD was not measured at the chosen setting in 1 cell: MECO, SGD-style." in found
+
+
+class TestHowItWasDone:
+    def test_throughput_and_clock(self, written, folder):
+        text = (folder / "report.md").read_text()
+        words = "22,396 replica-steps a second side by side, 193 one by one: 116 times as many."
+        assert f"| throughput | 3,960 replicas on cuda: {words}" in text
+        lines = "| truths | 19.2 |", "| networks | 1,380.3 |", "| in total | 1,399.5 |"
+        assert "\n".join(lines) in text
+
+    def test_settings_are_for_a_person(self, written, folder):
+        text = (folder / "report.md").read_text().split("**Settings of this size**")[1]
+        rates = "SGD-style, Adam-style, its own way: 0.1, 0.01, 0.001"
+        assert f"| learning rates to choose from | {rates} |" in text
+        assert "| rows for training | 20,000 |" in text
+        assert "| precision of matrix products in training | high (TF32) |" in text
+        assert len(re.findall(r"^\| [a-z]", text, flags=re.MULTILINE | re.IGNORECASE)) == 1 + len(PLAN)
+        assert not re.search(r"[{}'\[]", text)
+
+    def test_protocol_is_what_the_study_does(self, results):
+        text = " ".join(protocol(results).lines)
+        for own in ("3 hidden layers of 300", "360 cells on a side", "500 rows", "10,000 points", "training: TF32."):
+            assert own in text
+        size = SIZES["smoke"]
+        for stack in toy2d_stack.stacks(size, DATA, toy2d_stack.STACKED, apart=False):
+            training = stack.training(size, 5)
+            assert (training.schedule, training.iterate) == ("cosine", "last")
+        adam = ("adam", "ngd-adam")
+        assert dict(toy2d_stack.OPTIMIZERS) == {"sgd": ("sgd", "ngd"), "adam": adam, "own": adam}
+        assert dict(toy2d_stack.USUAL_BETA) == pytest.approx({"sgd": 1.0, "adam": 1 - 0.9, "own": 1 - 0.9})
+        assert f"gamma {toy2d_stack.PAPER_GAMMA} and beta {toy2d_stack.PAPER_BETA}" in text
+        assert f"half side {toy2d_problem.WIDER} extents" in text
+        assert toy2d_peers.COARSER == 2
+        langevin = inspect.signature(ContrastiveDivergence).parameters
+        assert langevin["step_size"].default is None
+        assert f"contrastive divergence takes {langevin['n_steps'].default} of them" in text
+        assert f"MECO with bridges has {METHODS['meco-bridged'].options['bridges']} of them" in text
+
+    def test_flow_of_the_protocol(self, results):
+        pytest.importorskip("zuko")
+        flow = toy2d_stack.SplineDensity(toy2d_problem.Problem("moons", 0, SIZES["smoke"])).flow
+        widths = [layer.out_features for layer in flow.transform.transforms[0].hyper if hasattr(layer, "out_features")]
+        words = f"{len(flow.transform.transforms)} transforms and networks of {' x '.join(map(str, widths[:-1]))}"
+        assert words in " ".join(protocol(results).lines)
+
+    def test_without_settings(self, tmp_path):
+        text = " ".join(protocol(read(save(tmp_path, small(meco=[1.0, 2.0])))).lines)
+        assert "log p~ is a network with SiLU" in text
+        assert "Matrix products" not in text
 
 
 class TestFiles:
@@ -393,8 +555,8 @@ class TestFiles:
         assert "| Neural spline flow (zuko) |" in (tmp_path / "report.md").read_text()
 
     def test_broken_picture(self, tmp_path):
-        picture = {"kind": "picture", "method": "meco", "style": "sgd", "data": "circles", "seed": 0, "cells": 95}
-        records = [*small(meco=[1.0, 2.0]), density(np.random.default_rng(0)) | picture]
+        broken = picture(Place("meco", "sgd", "circles")) | {"cells": 95}
+        records = [*small(meco=[1.0, 2.0]), broken]
         with pytest.raises(BrokenFile, match="The picture of 'meco' on 'circles' is broken"):
             toy2d_report.write(save(tmp_path, records))
 
@@ -403,13 +565,28 @@ class TestFiles:
         values = np.zeros((96, 96), dtype=np.uint8)
         values[86:, :10] = 255
         packed = base64.b64encode(zlib.compress(values.tobytes())).decode()
-        picture = {"kind": "picture", "method": "meco", "style": "sgd", "data": "circles", "seed": 0, "cells": 96}
-        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), picture | {"peak": 2.0, "density": packed}]))
+        line = picture(Place("meco", "sgd", "circles")) | {"peak": 2.0, "density": packed}
+        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), line]))
         image = matplotlib.image.imread(tmp_path / "densities-sgd.png")
         yellow = np.abs(image[..., :3] - matplotlib.colormaps["viridis"](1.0)[:3]).sum(-1) < 0.02
         y, x = (places / size for places, size in zip(np.nonzero(yellow), image.shape, strict=False))
         assert min(len(x), len(y)) > 50
         assert min(x.min(), y.min()) > 0.9
+
+    def test_figures_are_small_and_their_colours_true(self, written, tmp_path):
+        for path in written:
+            if path.suffix == ".png":
+                with Image.open(path) as image:
+                    assert image.mode == "P"
+        place, levels = Place("meco", "sgd", "circles"), np.linspace(0, 255, 96).round().astype(np.uint8)
+        ramp = base64.b64encode(zlib.compress(np.repeat(levels, 96).tobytes())).decode()
+        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), picture(place) | {"density": ramp}]))
+        image = 255 * matplotlib.image.imread(tmp_path / "densities-sgd.png")
+        opaque = np.flatnonzero((image[..., 3] == 255).sum(0) > 180)
+        assert len(opaque) == 2 * 96
+        drawn = image[-20, opaque]
+        exact = matplotlib.colormaps["viridis"](np.repeat(levels, 2), bytes=True)
+        assert np.abs(drawn - exact).max() <= 6
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         noise,
         optim,
         partition,
+        replicas,
         samplers,
     )
     from unnorm.density import Density
@@ -100,6 +101,7 @@ __all__ = [
     "noise",
     "optim",
     "partition",
+    "replicas",
     "samplers",
     "step",
 ]

@@ -450,7 +450,8 @@ def report(
 
 
 def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
-    from unnorm.paper.toy2d_results import read, summarise
+    from unnorm.paper.toy2d_results import read
+    from unnorm.paper.toy2d_summary import summarise
 
     words = summarise(read(folder))
     if as_json:

@@ -34,6 +34,7 @@ from unnorm.noise import Noise
 from unnorm.paper.toy2d import METHODS, Method, Size
 from unnorm.paper.toy2d_problem import DRAWS, START, STREAM, Measured, Problem, picture, plane, sampled
 from unnorm.replicas import Replicas, Stacked, StackedNoise
+from unnorm.replicas.training import matmul_precision
 from unnorm.training import Training
 from unnorm.types import apart
 
@@ -176,7 +177,7 @@ class Stack:
         for steps in (few, few, 4 * few):  # the first warms up
             estimator = self.estimator(copy.deepcopy(problem.noise), METHODS[run.method].gamma)
             began = time.perf_counter()
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), matmul_precision(size.matmul):
                 warnings.simplefilter("ignore", HealthWarning)
                 training = self.training(size, steps)
                 model = copy.deepcopy(self.model(run, size))

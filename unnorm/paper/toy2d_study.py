@@ -5,7 +5,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -234,13 +234,33 @@ def _computed(work: Sequence[tuple[Callable[..., Any], Any]], jobs: int, backend
     if jobs == 1 and backend == "loky":
         yield from (function(*arguments) for function, arguments in work)
         return
-    try:
-        with parallel_config(backend=backend, n_jobs=jobs):
-            yield from Parallel(return_as="generator_unordered")(delayed(_alone)(*piece) for piece in work)
-    except (ValueError, ImportError) as problem:
-        if "backend" not in str(problem).lower() and not isinstance(problem, ImportError):
-            raise
-        raise InvalidValue(f"joblib cannot use the backend '{backend}': {problem}") from problem
+    with _ready(backend), parallel_config(backend=backend, n_jobs=jobs):
+        if backend == "ray":  # it hands back all results at once: a round at a time, so that a kill loses one at most
+            for start in range(0, len(work), 2 * jobs):
+                yield from Parallel()(delayed(_alone)(*piece) for piece in work[start : start + 2 * jobs])
+            return
+        yield from Parallel(return_as="generator_unordered")(delayed(_alone)(*piece) for piece in work)
+
+
+@contextmanager
+def _ready(backend: str) -> Iterator[None]:
+    """Make joblib's backend ready. Where a cluster is, Dask and Ray know from DASK_SCHEDULER_ADDRESS and RAY_ADDRESS;
+    without these both make one of this machine's cores."""
+    with ExitStack() as stack:
+        try:
+            if backend == "dask":
+                from distributed import Client
+
+                stack.enter_context(Client())
+            elif backend == "ray":
+                from ray.util.joblib import register_ray
+
+                register_ray()
+            with parallel_config(backend=backend):
+                pass
+        except (ValueError, ImportError) as problem:
+            raise InvalidValue(f"joblib cannot use the backend '{backend}': {problem}") from problem
+        yield
 
 
 class _Threads:

@@ -17,7 +17,7 @@ from unnorm.replicas.updates import UPDATES, make_update
 from unnorm.streams import Streams, integers
 from unnorm.training import Training
 
-__all__ = ["Replicas", "fit"]
+__all__ = ["Replicas", "fit", "matmul_precision"]
 
 WARM_UP = 3  # steps before a CUDA graph is captured, as torch asks for
 
@@ -96,7 +96,7 @@ def fit(
     if compiled:
         run.compile()
     began = time.perf_counter()
-    with _matmul(matmul):
+    with matmul_precision(matmul):
         run.train(run.device.type == "cuda" if graph is None else graph)
     found = run.diverged_at.cpu()  # waits for the device
     model.eval(), estimator.eval()
@@ -104,7 +104,8 @@ def fit(
 
 
 @contextmanager
-def _matmul(precision: str) -> Iterator[None]:
+def matmul_precision(precision: str) -> Iterator[None]:
+    """torch.set_float32_matmul_precision for a while."""
     if precision not in ("highest", "high", "medium"):
         raise InvalidValue(unknown("matmul", precision, ("highest", "high", "medium")))
     before = torch.get_float32_matmul_precision()
