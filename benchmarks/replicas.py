@@ -6,6 +6,7 @@ On a CPU replicas must cost at most 1.1 times the sum of the single runs; on a G
 import argparse
 import time
 import warnings
+from typing import Any
 
 import torch
 from figures import figure
@@ -48,21 +49,39 @@ def singly(name: str, x: torch.Tensor, steps: int, device: str) -> float:
     return taken[1] / steps
 
 
+def train_stack(name: str, x: torch.Tensor, steps: int, count: int, device: str, **options: Any) -> replicas.Replicas:
+    make, optimizer = SUBJECTS[name]
+    estimator = make(StackedNoise([Gaussian.fit(x)] * count), shape=(count,))
+    training = Training(steps=steps, optimizer=optimizer, lr=1e-3, log_every=10**6)
+    ahead = 1 if device == "cpu" else 32
+    return replicas.fit(models(count), estimator, x, training, device=device, ahead=ahead, **options)
+
+
 def stacked(name: str, x: torch.Tensor, steps: int, count: int, device: str) -> float:
     """Seconds of a step of each of `count` runs side by side."""
-    make, optimizer = SUBJECTS[name]
-    ahead = 1 if device == "cpu" else 32
-    taken = 0.0
-    for length in (5, steps):
-        estimator = make(StackedNoise([Gaussian.fit(x)] * count), shape=(count,))
-        training = Training(steps=length, optimizer=optimizer, lr=1e-3, log_every=10**6)
-        taken = replicas.fit(models(count), estimator, x, training, device=device, ahead=ahead).seconds
-    return taken / steps / count
+    train_stack(name, x, 5, count, device)
+    return train_stack(name, x, steps, count, device).seconds / steps / count
+
+
+def graphs(x: torch.Tensor, steps: int) -> None:
+    """On a GPU: what a CUDA graph and torch.compile make of a step; and that a graph changes no number."""
+    ways = {"plain": {"graph": False}, "graph": {}, "compiled": {"graph": False, "compiled": True}}
+    for count in (1, 8, 120):
+        for way, options in ways.items():
+            short, long = (
+                train_stack("meco-adam", x, length, count, "cuda", **options).seconds for length in (50, 50 + steps)
+            )
+            print(f"meco-adam: {count} replicas, {way}: {1e6 * (long - short) / steps / count:.1f} us a replica-step")
+    for name in SUBJECTS:
+        plain, graph = (train_stack(name, x, 30, 8, "cuda", graph=way).model.state() for way in (False, True))
+        apart = max(float((plain[key] - graph[key]).abs().max()) for key in plain)
+        figure(f"replicas_graph_changes_{name}", apart, goal=0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="on a GPU, with and without CUDA graphs")
     parser.add_argument("--replicas", type=int, help="side by side; 8 on a CPU, 120 on a GPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
@@ -70,6 +89,9 @@ def main() -> None:
     count = arguments.replicas or (8 if on_cpu else 120)
     steps = {True: 5, False: 25}[arguments.quick] if on_cpu else {True: 50, False: 200}[arguments.quick]
     x = toy("8gaussians").sample(20_000, generator=torch.Generator().manual_seed(0))
+    if arguments.graphs:
+        graphs(x, steps)
+        return
     for name in SUBJECTS:
         rounds = [(singly(name, x, steps * count if on_cpu else steps, device), stacked(name, x, steps, count, device))]
         if not arguments.quick:

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 ORDER = [
     "errors", "names", "types", "streams", "diagnostics", "data", "noise", "models", "samplers", "estimators",
     "optim", "iterates", "training", "checkpoint", "progress", "health", "train", "replicas", "bridges", "device",
-    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings", "folders", "ledger",
-    "points", "groundwork", "report", "jobs", "diagnosis", "paper", "cli", "__main__",
+    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings", "folders",
+    "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -224,6 +224,11 @@ def test_what_does_not_fit_together_is_refused(data):
         Stacked([])
 
 
+def test_an_estimator_for_replicas_is_refused_by_a_single_run(data):
+    with pytest.raises(InvalidValue, match=r"An estimator with shape=\(4,\) is for replicas: train by replicas.fit."):
+        train.fit(Quadratic(2), MECO(Gaussian(2), shape=(R,)), data[0].float())
+
+
 def test_streams_are_generators_side_by_side():
     own = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
     both = Streams([1, 2])

@@ -20,11 +20,11 @@ from scipy import stats
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.estimators import ContrastiveDivergence
 from unnorm.paper import toy2d_peers, toy2d_problem, toy2d_report, toy2d_stack
-from unnorm.paper.toy2d import DATA, METHODS, SIZES, STYLES, TABLES
-from unnorm.paper.toy2d_cells import Cell, agreement, column, p_value
-from unnorm.paper.toy2d_protocol import protocol
-from unnorm.paper.toy2d_results import METRICS, Place, Setting, choose, read
-from unnorm.paper.toy2d_summary import headlines, left_out, standing, summarise
+from unnorm.paper.toy2d.cells import Cell, agreement, column, p_value
+from unnorm.paper.toy2d.protocol import protocol
+from unnorm.paper.toy2d.results import METRICS, Place, Setting, choose, read
+from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, STYLES, TABLES
+from unnorm.paper.toy2d.summary import headlines, left_out, standing, summarise
 
 RATES = (0.1, 0.01, 0.001)
 TUNED = {"bandwidth": (0.1, 0.2), "n_components": (8, 16)}

@@ -20,13 +20,15 @@ from unnorm import train
 from unnorm.cli import main
 from unnorm.data import toy
 from unnorm.errors import HealthWarning, InvalidValue
-from unnorm.paper import toy2d_report, toy2d_stack, toy2d_study
-from unnorm.paper.toy2d import DATA, METHODS, SIZES, TABLES
-from unnorm.paper.toy2d_peers import peer_records
-from unnorm.paper.toy2d_problem import DRAWS, STREAM, Measured, Problem, entropy, plane, sampled
-from unnorm.paper.toy2d_results import FILE, read
-from unnorm.paper.toy2d_stack import STACKED, stacks
-from unnorm.paper.toy2d_study import Study
+from unnorm.paper.toy2d import report as toy2d_report
+from unnorm.paper.toy2d import stack as toy2d_stack
+from unnorm.paper.toy2d import study as toy2d_study
+from unnorm.paper.toy2d.peers import peer_records
+from unnorm.paper.toy2d.problem import DRAWS, STREAM, Measured, Problem, entropy, plane, sampled
+from unnorm.paper.toy2d.results import FILE, read
+from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, TABLES
+from unnorm.paper.toy2d.stack import STACKED, stacks
+from unnorm.paper.toy2d.study import Study
 
 SMOKE = SIZES["smoke"]
 

@@ -425,8 +425,8 @@ def _reproduce_toy2d(
     as_json: bool,
 ) -> None:
     from unnorm.device import fabric_for
-    from unnorm.paper import toy2d_report
-    from unnorm.paper.toy2d_study import Study, cores
+    from unnorm.paper.toy2d import report as toy2d_report
+    from unnorm.paper.toy2d.study import Study, cores
 
     folder = out or Path("runs") / "toy2d"
     kind = fabric_for(device).device.type
@@ -444,14 +444,14 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
-    from unnorm.paper import toy2d_report
+    from unnorm.paper.toy2d import report as toy2d_report
 
     _print_report(folder, toy2d_report.write(folder), as_json)
 
 
 def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
-    from unnorm.paper.toy2d_results import read
-    from unnorm.paper.toy2d_summary import summarise
+    from unnorm.paper.toy2d.results import read
+    from unnorm.paper.toy2d.summary import summarise
 
     words = summarise(read(folder))
     if as_json:

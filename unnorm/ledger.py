@@ -76,11 +76,10 @@ class Ledger:
         try:
             json.loads(content[start:])
         except ValueError:
-            content = content[:start]
+            os.truncate(self.path, start)
         else:
-            content += b"\n"
-        with self.path.open("wb") as file:
-            file.write(content)
+            with self.path.open("ab") as file:
+                file.write(b"\n")
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if key not in self.keys]
@@ -92,12 +91,15 @@ class Ledger:
         """Append records in one piece; they are on the disk when it returns."""
         plain = [without_nan(dict(record)) for record in records]
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in plain)
+        before = self.path.stat().st_size if self.path.exists() else None
         try:
             with self.path.open("a") as file:
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as problem:
+            if before is not None:  # a disk that is full leaves half a line
+                os.truncate(self.path, before)
             raise InvalidValue(f"'{self.path}' cannot be written: {problem.strerror}.") from problem
         self.records += plain
         self.keys |= {record["key"] for record in plain if "key" in record}

@@ -121,17 +121,19 @@ class NGD(torch.optim.Optimizer):
         return state["v"]
 
 
-def normalised(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of all parameters together, of length one; zero stays zero.
+def normalised(gradients: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
+    """The gradients of all parameters together, of length one; zero stays zero. Those of replicas have a `lead` of 1.
 
     >>> normalised([torch.tensor([3e30]), torch.tensor([4e30])])
     [tensor([0.6000]), tensor([0.8000])]
     """
+    flat = [gradient.reshape(*gradient.shape[:lead], -1) for gradient in gradients]
     # Divided by the largest entry first: the squares of large gradients would overflow.
-    largest = torch.stack([gradient.abs().max() for gradient in gradients]).max()
-    scaled = [gradient / torch.where(largest > 0, largest, 1) for gradient in gradients]
-    norm = torch.stack([gradient.norm() for gradient in scaled]).norm()
-    return [gradient / torch.where(norm > 0, norm, 1) for gradient in scaled]
+    largest = torch.stack([gradient.abs().amax(-1) for gradient in flat]).amax(0)
+    scaled = [gradient / torch.where(largest > 0, largest, 1).unsqueeze(-1) for gradient in flat]
+    norm = torch.stack([gradient.norm(dim=-1) for gradient in scaled]).norm(dim=0)
+    units = (gradient / torch.where(norm > 0, norm, 1).unsqueeze(-1) for gradient in scaled)
+    return [unit.view(gradient.shape) for unit, gradient in zip(units, gradients, strict=True)]
 
 
 class NormalisedAdam(torch.optim.Adam):

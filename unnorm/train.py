@@ -156,6 +156,8 @@ class _Run:
         parameters = [p for module in (model, estimator) for p in module.parameters() if p.requires_grad]
         if len(data) == 0:
             raise InvalidValue("There are no data to train on.")
+        if estimator.shape:
+            raise InvalidValue(f"An estimator with shape={estimator.shape} is for replicas: train by replicas.fit.")
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidValue("The model has no parameters to train.")
         if training.iterate == "best" and validation is None:

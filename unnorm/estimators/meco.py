@@ -97,6 +97,8 @@ class MECO(Contrastive):
             return
         if not isinstance(self.tracker, EMA):
             raise InvalidValue(f"The 'gamma' of MECO belongs to the tracker 'ema'. Got {self.tracker}.")
+        if isinstance(gamma, Tensor) and gamma.shape not in ((), self.shape):
+            raise InvalidValue(f"The 'gamma' of MECO must have the shape {self.shape}. Got {tuple(gamma.shape)}.")
         self._now = replace(self.tracker, gamma=gamma)
 
     @property

@@ -47,7 +47,8 @@ class EMA(Tracker):
 
     def __call__(self, log_u: Tensor, log_mean_w: Tensor) -> Tensor:
         if isinstance(self.gamma, Tensor):
-            return torch.logaddexp(log_u + torch.log1p(-self.gamma), log_mean_w + self.gamma.log())
+            gamma = self.gamma.to(log_u)
+            return torch.logaddexp(log_u + torch.log1p(-gamma), log_mean_w + gamma.log())
         if self.gamma == 1:
             return log_mean_w
         return torch.logaddexp(log_u + math.log1p(-self.gamma), log_mean_w + math.log(self.gamma))

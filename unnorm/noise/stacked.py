@@ -24,6 +24,9 @@ class StackedNoise(Noise):
     Args:
         noises: of one class, event and structure.
 
+    Attributes:
+        by_streams: whether draws come from `Streams` in one pass; only then a CUDA graph can hold them.
+
     >>> from unnorm import Gaussian
     >>> narrow, wide = Gaussian(1), Gaussian.fit(10 * torch.randn(100, 1, generator=torch.Generator().manual_seed(0)))
     >>> both = StackedNoise([narrow, wide])
@@ -34,13 +37,13 @@ class StackedNoise(Noise):
 
     def __init__(self, noises: Sequence[Noise]):
         super().__init__()
-        events = {event_of(noise) for noise in noises}
-        if len({type(noise) for noise in noises}) != 1 or len(events) != 1:
+        states = [{**dict(noise.named_parameters()), **dict(noise.named_buffers())} for noise in noises]
+        shapes = [{name: value.shape for name, value in state.items()} for state in states]
+        if len({type(noise) for noise in noises}) != 1 or any(own != shapes[0] for own in shapes):
             kinds = ", ".join(sorted({type(noise).__name__ for noise in noises}))
-            raise InvalidValue(f"Noises side by side must be of one kind and event. Got {kinds}, {sorted(events)}.")
+            raise InvalidValue(f"Noises side by side must be of one kind, event and structure. Got {kinds}.")
         self.noises = nn.ModuleList(copy.deepcopy(noise) for noise in noises)
-        self.event = events.pop()
-        states = [dict(noise.named_buffers()) for noise in noises]
+        self.event = event_of(noises[0])
         for name in states[0]:
             stacked = torch.stack([state[name] for state in states])
             self.register_buffer(name.replace(".", ":"), stacked.detach().clone())
@@ -55,13 +58,17 @@ class StackedNoise(Noise):
         return (len(self.noises),)
 
     @property
-    def _buffers_of_all(self) -> dict[str, Tensor]:
+    def by_streams(self) -> bool:
+        first = self.noises[0]
+        return isinstance(first, Gaussian) and first.covariance == "full"
+
+    @property
+    def _state(self) -> dict[str, Tensor]:
         return {name.replace(":", "."): value for name, value in self.named_buffers(recurse=False)}
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        first = self.noises[0]
-        if isinstance(first, Gaussian) and first.covariance == "full":
-            state = self._buffers_of_all
+        if self.by_streams:
+            state = self._state
             z = normal((n, state["loc"].shape[1]), generator=generator, device=self._device, dtype=state["loc"].dtype)
             centred = apart(z, self.shape) @ state["scale_tril"].mT
             return (state["loc"][:, None] + centred).view(n, *self.event)
@@ -76,7 +83,7 @@ class StackedNoise(Noise):
     def _log_prob(self, x: Tensor) -> Tensor:
         first = self.noises[0]
 
-        def one(buffers: dict[str, Tensor], points: Tensor) -> Tensor:
-            return functional_call(first, buffers, (points,))
+        def one(state: dict[str, Tensor], points: Tensor) -> Tensor:
+            return functional_call(first, state, (points,))
 
-        return vmap(one)(self._buffers_of_all, apart(x, self.shape)).flatten()
+        return vmap(one)(self._state, apart(x, self.shape)).flatten()

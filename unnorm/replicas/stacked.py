@@ -39,7 +39,7 @@ class Stacked(nn.Module):
         if not models:
             raise InvalidValue("There are no models to put side by side.")
         shapes = [[(name, value.shape) for name, value in model.state_dict().items()] for model in models]
-        if any(type(model) is not type(models[0]) for model in models) or any(own != shapes[0] for own in shapes):
+        if any(repr(model) != repr(models[0]) for model in models) or any(own != shapes[0] for own in shapes):
             raise InvalidValue("Models side by side must have one architecture.")
         self.n, self.dotted = len(models), dict[str, str]()
         for name, first in models[0].named_parameters():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unnorm.errors import InvalidValue
 from unnorm.estimators.base import Estimator
 from unnorm.names import choose, unknown
+from unnorm.noise.stacked import StackedNoise
 from unnorm.optim import Schedule, rates
 from unnorm.replicas.stacked import Stacked
 from unnorm.replicas.updates import UPDATES, make_update
@@ -27,7 +28,7 @@ class Replicas:
     """What training many replicas leaves.
 
     Attributes:
-        model: all of them; `model.one(k)` is one. A diverged one is as it was before the step that broke it.
+        model: all of them; `model.one(k)` is one. A diverged one is as its last finite step left it.
         diverged_at: the step at which each left the finite numbers; 0 for those that did not.
         records: at each logged step `step`, `value` (R,) and what else the estimator reports.
         seconds: of training, for all together.
@@ -77,7 +78,7 @@ def fit(
         seeds: of each replica's batches and noise; training.seed, + 1, ... when None.
         device: where to train.
         ahead: of `Streams`. 1 gives each replica the numbers it would have in a run of its own.
-        graph: replay each step as a CUDA graph; on a CUDA device by default.
+        graph: replay each step as a CUDA graph; by default on a CUDA device, where the noise draws by `Streams`.
         compiled: compile the model with torch.compile. Score matching cannot be.
         matmul: precision of float32 matrix products, as torch.set_float32_matmul_precision has it: "high" is nearly
             twice as fast on a GPU with tensor cores.
@@ -97,8 +98,8 @@ def fit(
         run.compile()
     began = time.perf_counter()
     with matmul_precision(matmul):
-        run.train(run.device.type == "cuda" if graph is None else graph)
-    found = run.diverged_at.cpu()  # waits for the device
+        run.train(run.may_be_a_graph if graph is None else graph)
+    found = run.ended().cpu()  # waits for the device
     model.eval(), estimator.eval()
     return Replicas(model, estimator, found, run.records, time.perf_counter() - began)
 
@@ -172,6 +173,19 @@ class _Run:
         if len(values) != self.n:
             raise InvalidValue(f"The '{name}' of {self.n} replicas must be as many. Got {len(values)}.")
         return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    @property
+    def may_be_a_graph(self) -> bool:
+        noise = getattr(self.estimator, "noise", None)
+        return self.device.type == "cuda" and (not isinstance(noise, StackedNoise) or noise.by_streams)
+
+    @torch.no_grad()
+    def ended(self) -> Tensor:
+        """The step at which each diverged; also those whose last step left parameters that are not finite."""
+        whole = torch.ones(self.n, dtype=torch.bool, device=self.device)
+        for parameter in self.update.parameters:
+            whole &= torch.isfinite(parameter.reshape(self.n, -1)).all(1)
+        return torch.where(~whole & (self.diverged_at == 0), self.training.steps, self.diverged_at)
 
     def compile(self) -> None:
         self.target = torch.compile(self.model)  # type: ignore[assignment]

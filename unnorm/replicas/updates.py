@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from unnorm.optim import OPTIMIZERS, set_rates
+from unnorm.optim import OPTIMIZERS, normalised, set_rates
 
 __all__ = ["NGD", "SGD", "UPDATES", "Adam", "NormalisedAdam", "OneByOne", "Update", "make_update"]
 
@@ -69,7 +69,7 @@ class NGD(Update):
     default_beta = 1.0
 
     def _changes(self, gradients: list[Tensor], lr: Tensor) -> list[Tensor]:
-        units = normalised(self._averaged(gradients, zero_start=False))
+        units = normalised(self._averaged(gradients, zero_start=False), lead=1)
         return [unit * per_replica(lr.to(unit.dtype), unit) for unit in units]
 
 
@@ -95,24 +95,7 @@ class NormalisedAdam(Adam):
     """`optim.NormalisedAdam`: Adam, fed with gradients of length one."""
 
     def _changes(self, gradients: list[Tensor], lr: Tensor) -> list[Tensor]:
-        return super()._changes(normalised(gradients), lr)
-
-
-def normalised(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Each replica's gradients of all parameters together, of length one; zero stays zero.
-
-    >>> normalised([torch.tensor([[3e30], [0.0]]), torch.tensor([[4e30], [0.0]])])
-    [tensor([[0.6000],
-            [0.0000]]), tensor([[0.8000],
-            [0.0000]])]
-    """
-    # Divided by the largest entry first: the squares of large gradients would overflow.
-    largest = torch.stack([gradient.reshape(len(gradient), -1).abs().amax(1) for gradient in gradients]).amax(0)
-    largest = torch.where(largest > 0, largest, 1)
-    scaled = [gradient / per_replica(largest, gradient) for gradient in gradients]
-    norm = torch.stack([gradient.reshape(len(gradient), -1).square().sum(1) for gradient in scaled]).sum(0).sqrt()
-    norm = torch.where(norm > 0, norm, 1)
-    return [gradient / per_replica(norm, gradient) for gradient in scaled]
+        return super()._changes(normalised(gradients, lead=1), lr)
 
 
 class OneByOne:

@@ -15,9 +15,9 @@ from torch import Tensor
 from unnorm.data.toy import Toy, toy
 from unnorm.metrics import frechet, median_bandwidth, mmd
 from unnorm.noise import Gaussian
-from unnorm.paper.toy2d import DATA, Size
+from unnorm.paper.toy2d.spec import DATA, Size
 
-__all__ = ["Measured", "Plane", "Problem", "entropy", "log_masses", "picture", "plane", "sampled"]
+__all__ = ["Measured", "Plane", "Problem", "entropy", "picture", "plane", "sampled"]
 
 WIDER = 1.5  # the plane's half side, in extents of the data set
 PICTURE = 96  # cells on each side
@@ -114,10 +114,10 @@ class Problem:
         truth = (self.fresh if fresh is None else fresh).to(samples.device)
         return {"mmd": mmd(samples, truth, bandwidths=self.bandwidth), "frechet": frechet(samples, truth)}
 
-    def floor(self) -> dict[str, float]:
+    def floor(self, device: str = "cpu") -> dict[str, float]:
         """The same of fresh points and as many others of the truth."""
         others = self.truth.sample(self.size.points, generator=self.generator(DRAWS))
-        return self.discrepancy(others)
+        return self.discrepancy(others.to(device))
 
 
 def entropy(where: Plane) -> float:
@@ -159,14 +159,9 @@ class Measured(NamedTuple):
         return all(math.isfinite(number) for number in self)
 
 
-def log_masses(log_p: Tensor) -> Tensor:
-    """Shares of the cells, normalised, as multinomial draws want them."""
-    return torch.softmax(log_p.double(), -1)
-
-
 def sampled(log_p: Tensor, where: Plane, n: int, generator: torch.Generator) -> Tensor:
     """`n` draws of the density with log p~ at the cells' centres, (cells^2,), each uniform within its cell."""
-    index = torch.multinomial(log_masses(log_p.cpu()), n, replacement=True, generator=generator)
+    index = torch.multinomial(torch.softmax(log_p.double().cpu(), -1), n, replacement=True, generator=generator)
     return where.centres[index] + where.edge * (torch.rand(n, 2, generator=generator) - 0.5)
 
 

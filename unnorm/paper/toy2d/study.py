@@ -4,8 +4,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,23 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, parallel_config
 
 import unnorm
 from unnorm.errors import InvalidValue
 from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
-from unnorm.paper.toy2d import DATA, METHODS, SIZES, Size
-from unnorm.paper.toy2d_peers import PEERS, peer_keys, peer_records
-from unnorm.paper.toy2d_problem import Problem, entropy, picture, plane
-from unnorm.paper.toy2d_results import FILE
-from unnorm.paper.toy2d_stack import MOST_STEPS, STACKED, Stack, stacks
+from unnorm.paper.toy2d.peers import PEERS, peer_keys, peer_records
+from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
+from unnorm.paper.toy2d.results import FILE
+from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, Size
+from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Stack, stacks
+from unnorm.processes import Work, computed, one_thread
 from unnorm.progress import Progress
 
 __all__ = ["Study", "cores"]
 
 TOGETHER = {"cpu": 24, "cuda": 600}  # replicas in one computation at most
-FLOORS = 5  # pairs of samples of the truth
+FLOORS = 20  # pairs of samples of the truth
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,12 @@ class Study:
         ledger = _claimed(folder, self, force)
         ledger.write([self._start(command)])
         with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study") as bar:
-            with _clocked(ledger, "truths"):
-                self._truths(ledger)
-            with _clocked(ledger, "trials of step times"):
-                steps = self._steps(ledger)
-            with _clocked(ledger, "networks"):
-                self._networks(ledger, steps, bar)
+            clock = _Clock(ledger)
+            self._truths(clock)
+            steps = self._steps(clock)
+            self._networks(clock, steps, bar)
             self._compare(ledger)
-            with _clocked(ledger, "without networks"):
-                self._peers(ledger, bar)
+            self._peers(clock, bar)
         return ledger
 
     def _start(self, command: str) -> dict[str, Any]:
@@ -118,16 +114,16 @@ class Study:
         facts = {"kind": "study", "study": "toy2d", "size": self.size, "seed": self.seed, "seeds": self.plan.seeds}
         facts |= {"command": command, "version": unnorm.__version__, "commit": _commit(), "hardware": _hardware(self)}
         facts |= {"python": platform.python_version(), "torch": torch.__version__, "settings": size}
-        facts |= {"methods": list(self.chosen), "data": list(self.sets)}
+        facts |= {"methods": list(self.chosen), "data": list(self.sets), "device": self.device}
         return facts | {"started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
-    def _truths(self, ledger: Ledger) -> None:
+    def _truths(self, clock: "_Clock") -> None:
         """The noise floor of the metrics, and a picture, of each data set."""
         for name in self.sets:
             key = key_of({**self.common, "floor": name})
-            if not ledger.missing([key]):
+            if not clock.ledger.missing([key]):
                 continue
-            pairs = [Problem(name, 5_000 + k, self.plan).floor() for k in range(FLOORS)]
+            pairs = [Problem(name, 5_000 + k, self.plan).floor(self.device) for k in range(FLOORS)]
             facts: dict[str, Any] = {"kind": "floor", "key": key, "data": name, "n": FLOORS}
             for metric in ("mmd", "frechet"):
                 values = [pair[metric] for pair in pairs]
@@ -140,11 +136,11 @@ class Study:
                 "seed": self.seed,
                 **picture(truth.log_prob, name),
             }
-            ledger.write([facts | {"entropy": entropy(plane(name, self.plan.cells))}, drawn])
+            clock.write("truths", [facts | {"entropy": entropy(plane(name, self.plan.cells))}, drawn])
 
-    def _steps(self, ledger: Ledger) -> dict[str, int]:
+    def _steps(self, clock: "_Clock") -> dict[str, int]:
         """How many steps each stack takes: as many as fit into the seconds that a run has."""
-        known = {record["key"]: record["steps"] for record in ledger.of("timing")}
+        known = {record["key"]: record["steps"] for record in clock.ledger.of("timing")}
         steps = dict[str, int]()
         for stack in self.stacks:
             if stack.name in steps:
@@ -152,130 +148,82 @@ class Study:
             key = key_of({**self.common, "timing": stack.name, "device": self.device})
             if key not in known:
                 record = self._timing(stack) | {"key": key}
-                ledger.write([record])
+                clock.write("trials of step times", [record])
                 known[key] = record["steps"]
             steps[stack.name] = known[key]
         return steps
 
     def _timing(self, stack: Stack) -> dict[str, Any]:
-        with _Threads(self.jobs):
+        with one_thread(self.jobs > 1):
             seconds, replicas = stack.step_seconds(self.plan, self.device)
             single = stack.single_seconds(self.plan, self.device) if self.device == "cuda" else None
         steps = max(2, min(MOST_STEPS, round(self.plan.seconds / seconds)))
         facts = {"kind": "timing", "method": stack.methods[0], "style": stack.style, "n_steps": stack.n_steps}
         return facts | {"replicas": replicas, "step_seconds": seconds, "single_seconds": single, "steps": steps}
 
-    def _networks(self, ledger: Ledger, steps: Mapping[str, int], bar: Progress) -> None:
+    def _networks(self, clock: "_Clock", steps: Mapping[str, int], bar: Progress) -> None:
+        there = {record["key"]: record for record in clock.ledger.of("run")}
         work = []
         for stack in self.stacks:
             keys = [run.key(self.common, steps[stack.name]) for run in stack.runs(self.plan)]
-            if ledger.missing(keys):
-                work.append((_stack_records, (stack, self.plan, steps[stack.name], self.device, self.common)))
-        self._write_all(ledger, work, bar, jobs=1 if self.device == "cuda" else self.jobs)
+            if clock.ledger.missing(keys):
+                known = [there[key] for key in keys if key in there]
+                work.append((_stack_records, (stack, self.plan, steps[stack.name], self.device, self.common, known)))
+        self._write_all(clock, "networks", work, bar, here=self.device == "cuda")
 
-    def _peers(self, ledger: Ledger, bar: Progress) -> None:
+    def _peers(self, clock: "_Clock", bar: Progress) -> None:
         work = []
         for method in (name for name in self.chosen if name in PEERS):
             for data in self.sets:
                 for seed in range(self.seed, self.seed + self.plan.seeds):
-                    if ledger.missing(peer_keys(method, data, seed, self.plan, self.common).values()):
+                    if clock.ledger.missing(peer_keys(method, data, seed, self.plan, self.common).values()):
                         work.append((peer_records, (method, data, seed, self.plan, self.common)))
-        self._write_all(ledger, work, bar, jobs=self.jobs)
+        self._write_all(clock, "without networks", work, bar, here=False)
 
-    def _write_all(
-        self, ledger: Ledger, work: Sequence[tuple[Callable[..., Any], Any]], bar: Progress, jobs: int
-    ) -> None:
-        done = len({record["key"] for record in ledger.of("run")})
-        for records in _computed(work, jobs, self.backend):
-            ledger.write(records)
-            done += sum(record["kind"] == "run" for record in records)
-            bar.show(min(done, self.runs), {})
+    def _write_all(self, clock: "_Clock", part: str, work: Sequence[Work], bar: Progress, here: bool) -> None:
+        """Compute pieces of work, here or shared out; write only what is not there yet."""
+        pieces = (function(*arguments) for function, arguments in work) if here else None
+        for records in pieces or computed(work, self.jobs, self.backend):
+            clock.write(part, [one for one in records if one["kind"] != "run" or one["key"] not in clock.ledger.keys])
+            bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {})
 
     def _compare(self, ledger: Ledger) -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
-        timings = [record for record in ledger.of("timing") if record["single_seconds"]]
-        if not timings or ledger.of("throughput"):
+        replicas = {(stack.methods[0], stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
+        key = key_of({**self.common, "throughput": sum(replicas.values())})
+        timings = {(one["method"], one["style"], one["n_steps"]): one for one in ledger.of("timing")}
+        if (
+            not replicas.keys() <= {name for name, one in timings.items() if one["single_seconds"]}
+            or key in ledger.keys
+        ):
             return
-        counts = {stack.name: len(stack.runs(self.plan)) for stack in self.stacks}
-        names = {(stack.methods[0], stack.style, stack.n_steps): stack.name for stack in self.stacks}
-        work = [(one, counts[names[one["method"], one["style"], one["n_steps"]]] * one["steps"]) for one in timings]
-        seconds = sum(record["seconds"] or 0 for record in ledger.of("run") if record["method"] in STACKED)
-        singly = sum(steps * one["single_seconds"] for one, steps in work)
-        total = sum(steps for _, steps in work)
-        facts = {"kind": "throughput", "device": _hardware(self), "replicas": sum(counts.values())}
+        runs = {record["key"]: record for record in ledger.of("run") if record["method"] in STACKED}
+        seconds = sum(record["seconds"] for record in runs.values())
+        singly = sum(
+            count * timings[name]["steps"] * timings[name]["single_seconds"] for name, count in replicas.items()
+        )
+        total = sum(count * timings[name]["steps"] for name, count in replicas.items())
+        facts = {"kind": "throughput", "key": key, "device": _hardware(self), "replicas": sum(replicas.values())}
         facts |= {"stacked_per_second": total / seconds, "single_per_second": total / singly, "ratio": singly / seconds}
         ledger.write([facts])
 
 
-@contextmanager
-def _clocked(ledger: Ledger, part: str) -> Iterator[None]:
-    """Note how long a part of the study took, also when it is interrupted."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        ledger.write([{"kind": "clock", "part": part, "seconds": round(time.perf_counter() - began, 2)}])
+class _Clock:
+    """Writes records with the wall seconds since the last ones: a kill loses only the time of what it stopped."""
+
+    def __init__(self, ledger: Ledger):
+        self.ledger, self.last = ledger, time.perf_counter()
+
+    def write(self, part: str, records: Sequence[Mapping[str, Any]]) -> None:
+        now = time.perf_counter()
+        self.ledger.write([*records, {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}])
+        self.last = now
 
 
 def _stack_records(
-    stack: Stack, size: Size, steps: int, device: str, common: Mapping[str, Any]
+    stack: Stack, size: Size, steps: int, device: str, common: Mapping[str, Any], known: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    return list(stack.records(size, steps, device, common, TOGETHER[device]))
-
-
-def _alone(function: Callable[..., Any], arguments: Any) -> Any:
-    """One piece of work in a process of its own: one thread, as there is one process for each core."""
-    torch.set_num_threads(1)
-    return function(*arguments)
-
-
-def _computed(work: Sequence[tuple[Callable[..., Any], Any]], jobs: int, backend: str) -> Iterator[Any]:
-    """The results of all pieces of work, each as soon as it is there."""
-    if jobs == 1 and backend == "loky":
-        yield from (function(*arguments) for function, arguments in work)
-        return
-    with _ready(backend), parallel_config(backend=backend, n_jobs=jobs):
-        if backend == "ray":  # it hands back all results at once: a round at a time, so that a kill loses one at most
-            for start in range(0, len(work), 2 * jobs):
-                yield from Parallel()(delayed(_alone)(*piece) for piece in work[start : start + 2 * jobs])
-            return
-        yield from Parallel(return_as="generator_unordered")(delayed(_alone)(*piece) for piece in work)
-
-
-@contextmanager
-def _ready(backend: str) -> Iterator[None]:
-    """Make joblib's backend ready. Where a cluster is, Dask and Ray know from DASK_SCHEDULER_ADDRESS and RAY_ADDRESS;
-    without these both make one of this machine's cores."""
-    with ExitStack() as stack:
-        try:
-            if backend == "dask":
-                from distributed import Client
-
-                stack.enter_context(Client())
-            elif backend == "ray":
-                from ray.util.joblib import register_ray
-
-                register_ray()
-            with parallel_config(backend=backend):
-                pass
-        except (ValueError, ImportError) as problem:
-            raise InvalidValue(f"joblib cannot use the backend '{backend}': {problem}") from problem
-        yield
-
-
-class _Threads:
-    """As many threads for torch as a process of the study has."""
-
-    def __init__(self, jobs: int):
-        self.jobs = jobs
-
-    def __enter__(self) -> None:
-        self.before = torch.get_num_threads()
-        if self.jobs > 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self.before)
+    return list(stack.records(size, steps, device, common, known, TOGETHER[device]))
 
 
 def _claimed(folder: Path, study: Study, force: bool) -> Ledger:
@@ -289,10 +237,10 @@ def _claimed(folder: Path, study: Study, force: bool) -> Ledger:
         raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
     ledger = Ledger(path)
     for start in ledger.of("study"):
-        if (start.get("size"), start.get("seed")) != (study.size, study.seed):
+        if any(start.get(name) != getattr(study, name) for name in ("size", "seed", "device")):
             raise InvalidValue(
-                f"'{folder}' holds the study of size {start.get('size')} and seed {start.get('seed')}. "
-                "Use --force to replace it, or another --out."
+                f"'{folder}' holds the study of size {start.get('size')} and seed {start.get('seed')} on "
+                f"{start.get('device')}. Use --force to replace it, or another --out."
             )
     return ledger
 

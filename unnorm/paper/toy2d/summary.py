@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unnorm.paper.toy2d import DATA, METHODS, STYLES, TABLES, Table
-from unnorm.paper.toy2d_cells import SEEDS_FOR_A_TEST, Cell, column, ranks
-from unnorm.paper.toy2d_results import METRICS, Results, Row, number, title
+from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Cell, column, ranks
+from unnorm.paper.toy2d.results import METRICS, Results, Row, number, title
+from unnorm.paper.toy2d.spec import DATA, METHODS, STYLES, TABLES, Table
 
 __all__ = ["Standing", "details", "headlines", "left_out", "paper_rank", "standing", "summarise"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from unnorm.ledger import key_of
-from unnorm.paper.toy2d import Size
-from unnorm.paper.toy2d_problem import DRAWS, Measured, Problem, picture, plane
+from unnorm.paper.toy2d.problem import DRAWS, Measured, Problem, picture, plane
+from unnorm.paper.toy2d.spec import Size
 
 __all__ = ["PEERS", "peer_keys", "peer_records"]
 

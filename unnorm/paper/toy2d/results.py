@@ -14,8 +14,8 @@ import numpy as np
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.ledger import read_lines
 from unnorm.names import unknown
-from unnorm.paper.toy2d import DATA, METHODS, STYLES
-from unnorm.paper.toy2d_cells import Cell, Column, column
+from unnorm.paper.toy2d.cells import Cell, Column, column
+from unnorm.paper.toy2d.spec import DATA, METHODS, STYLES
 
 __all__ = ["FILE", "METRICS", "Place", "Results", "Row", "Run", "Setting", "choose", "number", "read", "title"]
 

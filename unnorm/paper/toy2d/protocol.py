@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from unnorm.paper.page import Block, Entry, Grid, Lines, label
-from unnorm.paper.toy2d import STYLES
-from unnorm.paper.toy2d_results import Place, Results, Run, Setting, title
+from unnorm.paper.toy2d.results import Place, Results, Run, Setting, title
+from unnorm.paper.toy2d.spec import STYLES
 
 __all__ = ["chosen_settings", "protocol", "provenance"]
 

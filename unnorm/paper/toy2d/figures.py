@@ -18,8 +18,8 @@ from PIL import Image
 
 from unnorm.errors import BrokenFile
 from unnorm.paper.page import Picture
-from unnorm.paper.toy2d import METHODS, STYLES, TABLES
-from unnorm.paper.toy2d_results import Place, Results, Row
+from unnorm.paper.toy2d.results import Place, Results, Row
+from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES
 
 __all__ = ["figures"]
 

@@ -31,8 +31,9 @@ from unnorm.estimators import (
 from unnorm.ledger import key_of
 from unnorm.models import MLP, Bridged
 from unnorm.noise import Noise
-from unnorm.paper.toy2d import METHODS, Method, Size
-from unnorm.paper.toy2d_problem import DRAWS, START, STREAM, Measured, Problem, picture, plane, sampled
+from unnorm.paper.toy2d.problem import DRAWS, START, STREAM, Measured, Problem, picture, plane, sampled
+from unnorm.paper.toy2d.results import choose
+from unnorm.paper.toy2d.spec import METHODS, Method, Size
 from unnorm.replicas import Replicas, Stacked, StackedNoise
 from unnorm.replicas.training import matmul_precision
 from unnorm.training import Training
@@ -58,6 +59,7 @@ PAPER_BETA, PAPER_GAMMA = 0.9, 0.1
 CHUNK = {"cpu": 1024, "cuda": 8192}  # points of each replica evaluated at once
 AHEAD = 32  # draws of each replica at once, on a GPU
 TRIAL_SECONDS = {"cpu": 0.15, "cuda": 0.6}
+TRIAL_RUNS = {"cpu": 4, "cuda": 120}
 MOST_STEPS = 200_000
 
 
@@ -160,7 +162,7 @@ class Stack:
 
     def step_seconds(self, size: Size, device: str) -> tuple[float, int]:
         """Seconds of a step for each of the replicas, by a short trial; and how many replicas."""
-        runs = self.runs(size) if device == "cuda" else self.runs(size)[:4]
+        runs = self.runs(size)[: TRIAL_RUNS[device]]  # as many for all: a wide stack would get more steps for its width
         few = 6
         self.train(runs, size, few, device)  # warms up
         base = self.train(runs, size, few, device).seconds
@@ -186,10 +188,20 @@ class Stack:
         return max(taken[2] - taken[1], 0.0) / (3 * few)
 
     def records(
-        self, size: Size, steps: int, device: str, common: Mapping[str, Any], together: int = 0
+        self,
+        size: Size,
+        steps: int,
+        device: str,
+        common: Mapping[str, Any],
+        known: Sequence[Mapping[str, Any]] = (),
+        together: int = 0,
     ) -> Iterator[dict[str, Any]]:
-        """Train all runs and measure them; MMD, Frechet distance and pictures for each data set's best rate."""
-        runs = self.runs(size)
+        """Train all runs and measure them; MMD, Frechet distance and pictures for each data set's best rate.
+
+        Runs that are `known` already are not trained again, and have a say in which rate is best.
+        """
+        there = {facts["key"] for facts in known}
+        runs = [run for run in self.runs(size) if run.key(common, steps) not in there]
         measured: dict[Run, dict[str, Any]] = {}
         grids: dict[Run, Tensor] = {}
         trained: dict[Run, tuple[Stacked, int]] = {}
@@ -199,7 +211,7 @@ class Stack:
             for place, (run, facts, grid) in enumerate(self._measured(part, done, size)):
                 facts |= {"key": run.key(common, steps), "steps": steps, "seconds": done.seconds / len(part)}
                 measured[run], grids[run], trained[run] = facts, grid, (done.model, place)
-        for run in self._candidates(measured, size):
+        for run in _candidates(measured, known):
             if measured[run]["status"] == "ok":
                 problem, where = _problem(run.data, run.seed, size), plane(run.data, size.cells)
                 if self.first.estimator == "flow":
@@ -231,20 +243,19 @@ class Stack:
             facts |= found._asdict() if ok else dict.fromkeys(Measured._fields)
             yield run, facts | {"mmd": None, "frechet": None}, on_plane[k]
 
-    def _candidates(self, measured: Mapping[Run, Mapping[str, Any]], size: Size) -> Iterator[Run]:
-        """The runs of the rate that validates best, of each method and data set."""
-        from unnorm.paper.toy2d_results import choose
-
-        best = choose([dict(facts) for facts in measured.values()])
-        keys = {facts["key"] for chosen in best.values() for facts in chosen}
-        return (run for run, facts in measured.items() if facts["key"] in keys)
-
     def _picture(self, run: Run, trained: tuple[Stacked, int], facts: Mapping[str, Any]) -> dict[str, Any]:
         model = trained[0].one(trained[1])
         device = next(model.parameters()).device
         with torch.no_grad():
             drawn = picture(lambda x: model(x.to(device)) - facts["log_z"], run.data)
         return {"kind": "picture", "run": facts["key"], **run._asdict(), **drawn}
+
+
+def _candidates(measured: Mapping[Run, Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """The runs of the rate that validates best, of each method and data set."""
+    best = choose([*known, *measured.values()])
+    keys = {facts["key"] for chosen in best.values() for facts in chosen}
+    return [run for run, facts in measured.items() if facts["key"] in keys]
 
 
 def stacks(size: Size, data: tuple[str, ...], methods: Sequence[str], *, apart: bool) -> list[Stack]:

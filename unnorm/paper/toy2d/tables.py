@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from unnorm.paper.page import Block, Entry, Grid, Lines, label
-from unnorm.paper.toy2d import METHODS, STYLES, TABLES, Table
-from unnorm.paper.toy2d_cells import SEEDS_FOR_A_TEST, Column, agreement
-from unnorm.paper.toy2d_results import METRICS, Place, Results, Row, number, title
-from unnorm.paper.toy2d_summary import paper_rank, standing
+from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Column, agreement
+from unnorm.paper.toy2d.results import METRICS, Place, Results, Row, number, title
+from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES, Table
+from unnorm.paper.toy2d.summary import paper_rank, standing
 
 __all__ = ["all_methods", "likelihood", "paper_table", "rank_tables", "standings"]
 

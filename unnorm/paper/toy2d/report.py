@@ -4,12 +4,12 @@ from pathlib import Path
 
 from unnorm.checkpoint import write_atomically
 from unnorm.paper.page import Block, Grid, Heading, Lines, Picture, as_html, as_markdown
-from unnorm.paper.toy2d import TABLES
-from unnorm.paper.toy2d_figures import figures
-from unnorm.paper.toy2d_protocol import chosen_settings, protocol, provenance
-from unnorm.paper.toy2d_results import Results, read
-from unnorm.paper.toy2d_summary import details, headlines
-from unnorm.paper.toy2d_tables import all_methods, likelihood, paper_table, rank_tables, standings
+from unnorm.paper.toy2d.figures import figures
+from unnorm.paper.toy2d.protocol import chosen_settings, protocol, provenance
+from unnorm.paper.toy2d.results import Results, read
+from unnorm.paper.toy2d.spec import TABLES
+from unnorm.paper.toy2d.summary import details, headlines
+from unnorm.paper.toy2d.tables import all_methods, likelihood, paper_table, rank_tables, standings
 
 __all__ = ["write"]
 

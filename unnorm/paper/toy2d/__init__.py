@@ -1,0 +1,1 @@
+"""The paper's synthetic study: its specs, its runs, its report."""
