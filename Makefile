@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # One process for each core, one thread for each process: half the time of one process with all threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 .PHONY: demo test slow bench clean
 

@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[1]
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
     "errors", "names", "types", "streams", "diagnostics", "data", "noise", "models", "samplers", "estimators",
-    "optim", "iterates", "training", "checkpoint", "progress", "health", "train", "replicas", "bridges", "device",
-    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings", "folders",
-    "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper", "cli", "__main__",
+    "optim", "iterates", "training", "checkpoint", "progress", "health", "train", "replicas", "bridges",
+    "device", "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings",
+    "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",
+    "terminal", "studies", "cli", "__main__",
 ]  # fmt: skip
 
 

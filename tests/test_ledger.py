@@ -55,6 +55,23 @@ def test_what_cannot_be_written_is_said(tmp_path):
         Ledger(tmp_path / "no" / "folder.jsonl").write([{"key": "a"}])
 
 
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    ledger = Ledger(path)
+    ledger.write([{"key": "a"}])
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InvalidValue, match="cannot be written: No space left on device"):
+        ledger.write([{"key": "b"}])
+    monkeypatch.undo()
+    assert ledger.keys == {"a"}
+    ledger.write([{"key": "c"}])
+    assert [record["key"] for record in Ledger(path).records] == ["a", "c"]
+
+
 def test_a_key_is_of_the_content_alone():
     spec = {"lr": 0.1, "hidden": (300, 300), "seed": 0}
     assert key_of(spec) == key_of({"seed": 0, "hidden": [300, 300], "lr": 0.1})

@@ -1,12 +1,13 @@
 """Replicas side by side against the same runs one by one."""
 
 import warnings
+from inspect import isabstract
 
 import pytest
 import torch
 from torch import nn
 
-from unnorm import replicas, train
+from unnorm import estimators, replicas, train
 from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.estimators import (
     ENCE,
@@ -16,6 +17,8 @@ from unnorm.estimators import (
     ConditionalNCE,
     ContrastiveDivergence,
     DenoisingScoreMatching,
+    Estimator,
+    MaximumLikelihood,
     MCMCLikelihood,
     PersistentCD,
     ScoreMatching,
@@ -23,7 +26,7 @@ from unnorm.estimators import (
     Telescope,
 )
 from unnorm.models import MLP, Bridged, Quadratic, Tilted
-from unnorm.noise import Gaussian, Uniform
+from unnorm.noise import Gaussian, SplineFlow, Uniform
 from unnorm.replicas import Stacked, StackedNoise
 from unnorm.replicas.updates import UPDATES, OneByOne
 from unnorm.streams import Streams, choices, integers, normal, uniform
@@ -53,10 +56,17 @@ NOISY = {  # estimators that take a noise first
     "ssm": lambda q, **o: SlicedScoreMatching(n_slices=2, **o),
     "dsm": lambda q, **o: DenoisingScoreMatching(**o),
     "cnce": lambda q, **o: ConditionalNCE(kappa=3, **o),
+    "likelihood": lambda q, **o: MaximumLikelihood(**o),
     "bridges": lambda q, **o: Telescope(q, 3, **o),
     "bridges-independent": lambda q, **o: Telescope(q, 3, NCE, coupling="independent", **o),
     "bridges-own": lambda q, **o: Telescope(q, 3, coupling="own", n_noise=50, **o),
 }
+
+
+def test_every_estimator_is_among_them():
+    named = [getattr(estimators, name) for name in estimators.__all__]
+    concrete = {one for one in named if isinstance(one, type) and issubclass(one, Estimator) and not isabstract(one)}
+    assert concrete == {type(make(Gaussian(2))) for make in NOISY.values()}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +124,8 @@ def assert_equal_runs(done, models, histories):
 
 @pytest.mark.parametrize("name", NOISY)
 def test_replicas_equal_runs_one_by_one(name, data):
-    lr = [rate / 30 for rate in LR] if name == "snl" else LR  # a larger one overflows, in either way
+    # Larger rates overflow, in either way; a network has no integral, so that its plain likelihood only grows.
+    lr = [rate / {"snl": 30, "likelihood": 1000}.get(name, 1) for rate in LR]
     expected = one_by_one(name, NOISY[name], data, "sgd", lr=lr)
     assert_equal_runs(side_by_side(name, NOISY[name], data, "sgd", lr=lr), *expected)
 
@@ -162,6 +173,20 @@ def test_a_replica_that_diverges_stands_still_and_spreads_nothing(name, data):
     assert all(torch.isfinite(value).all() for value in wild.model.one(2).state_dict().values())
 
 
+def test_a_last_step_that_leaves_the_numbers_is_noticed(data):
+    done = replicas.fit(
+        [MLP(2, hidden=(8,)) for _ in range(2)],
+        NCE(StackedNoise([Gaussian(2)] * 2), shape=(2,)),
+        data[0].float(),
+        Training(steps=1, optimizer="sgd"),
+        lr=[1e-3, 9e37],
+        beta=[1.0, 1.0],
+    )
+    assert done.diverged_at.tolist() in ([0, 1], [0, 0])
+    finite = [all(torch.isfinite(p).all() for p in done.model.one(k).parameters()) for k in (0, 1)]
+    assert done.alive.tolist() == finite
+
+
 def test_a_replica_does_not_depend_on_its_neighbours(data):
     """Also when random numbers are drawn ahead: the streams are its own."""
     done = side_by_side("meco", NOISY["meco"], data, "adam", ahead=7)
@@ -198,6 +223,18 @@ def test_noises_that_are_not_gaussian_draw_as_they_do_alone():
     torch.testing.assert_close(stacked.log_prob(x), torch.cat([q(p) for q, p in zip(noises, expected, strict=True)]))
 
 
+def test_flows_side_by_side_are_each_their_own():
+    """Their numbers are parameters, not buffers."""
+    flows = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        flows.append(SplineFlow(2, transforms=1, hidden=(8,)))
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(2))
+    expected = torch.cat([flow.log_prob(part) for flow, part in zip(flows, x.chunk(2), strict=True)])
+    torch.testing.assert_close(StackedNoise(flows).log_prob(x), expected)
+    assert not StackedNoise(flows).by_streams
+
+
 def test_score_matching_refuses_a_stack_of_piecewise_linear_networks(data):
     models = [MLP(2, hidden=(8,), activation="relu").double() for _ in range(R)]
     with pytest.raises(InvalidValue, match="piecewise linear"):
@@ -218,8 +255,13 @@ def test_what_does_not_fit_together_is_refused(data):
         replicas.fit(models, estimator, rows, Training(iterate="averaged"))
     with pytest.raises(InvalidValue, match="one architecture"):
         Stacked([MLP(2, hidden=(8,)), MLP(2, hidden=(9,))])
-    with pytest.raises(InvalidValue, match="of one kind and event"):
-        StackedNoise([Gaussian(2), Gaussian(3)])
+    with pytest.raises(InvalidValue, match="one architecture"):
+        Stacked([MLP(2, hidden=(8,)), MLP(2, hidden=(8,), activation="relu")])
+    for others in (Gaussian(3), Gaussian(2, "diagonal"), Uniform.fit(torch.rand(9, 2))):
+        with pytest.raises(InvalidValue, match="of one kind, event and structure"):
+            StackedNoise([Gaussian(2), others])
+    with pytest.raises(InvalidValue, match=r"The 'gamma' of MECO must have the shape \(4,\). Got \(3,\)."):
+        MECO(Gaussian(2), gamma=torch.full((3,), 0.1), shape=(R,))
     with pytest.raises(InvalidValue, match="There are no models"):
         Stacked([])
 
@@ -265,8 +307,9 @@ def test_renewed_draws_are_those_that_would_have_come():
         normal((6,), generator=fixed)
 
 
-def test_choices_are_uniform_and_different():
-    places = torch.stack([choices(5, 4, generator=Streams([seed, seed + 1000])) for seed in range(500)])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_choices_are_uniform_and_different(ahead):
+    places = torch.stack([choices(5, 4, generator=Streams([seed, seed + 1000], ahead=ahead)) for seed in range(500)])
     for half, low in ((places[:, :2], 0), (places[:, 2:], 5)):
         assert (half[:, 0] != half[:, 1]).all()
         counts = torch.bincount(half.flatten() - low, minlength=5)

@@ -14,17 +14,20 @@ import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import stats
 
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.estimators import ContrastiveDivergence
-from unnorm.paper import toy2d_peers, toy2d_problem, toy2d_report, toy2d_stack
-from unnorm.paper.toy2d.cells import Cell, agreement, column, p_value
-from unnorm.paper.toy2d.protocol import protocol
+from unnorm.optim import adam as adam_style
+from unnorm.paper.toy2d import peers, problem, report, stack
+from unnorm.paper.toy2d.cells import Cell, agreement, column, p_value, paper_rank
+from unnorm.paper.toy2d.completeness import RUNAWAY_KL, left_out
+from unnorm.paper.toy2d.protocol import chosen_settings, protocol, provenance
 from unnorm.paper.toy2d.results import METRICS, Place, Setting, choose, read
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, STYLES, TABLES
-from unnorm.paper.toy2d.summary import headlines, left_out, standing, summarise
+from unnorm.paper.toy2d.summary import headlines, standing, summarise
 
 RATES = (0.1, 0.01, 0.001)
 TUNED = {"bandwidth": (0.1, 0.2), "n_components": (8, 16)}
@@ -168,7 +171,7 @@ def results(folder):
 
 @pytest.fixture(scope="module")
 def written(folder):
-    return toy2d_report.write(folder)
+    return report.write(folder)
 
 
 def small(**levels):
@@ -347,14 +350,14 @@ class TestNumbers:
         save(tmp_path, small(meco=[1.0, 2.0], nce=[1.1, 2.1]))
         found = read(tmp_path).column("kl", [("meco", "sgd"), ("nce", "sgd")], "circles")
         assert (found.best, found.ties, found.tested) == (("meco", "sgd"), frozenset(), False)
-        toy2d_report.write(tmp_path)
+        report.write(tmp_path)
         text = (tmp_path / "report.md").read_text()
         assert "With fewer than 3 common seeds no test is possible" in text
         assert len(re.findall("fewer than 3|no test is possible|for a test", text)) == 2, "said once, not in every line"
 
     def test_three_seeds_of_which_one_method_has_two(self, tmp_path):
         records = list(small(meco=[1.0, 2.0, 3.0], nce=[1.1, 2.1, 3.1]))[:-1]
-        toy2d_report.write(save(tmp_path, records))
+        report.write(save(tmp_path, records))
         text = (tmp_path / "report.md").read_text()
         assert text.count("no test is possible") == 1
         assert "**Table 2: MMD, SGD-style (n = 3 seeds; some columns have too few common seeds for a test" in text
@@ -367,10 +370,36 @@ class TestNumbers:
         assert agreement(cells, paper) == pytest.approx(expected, rel=1e-12)
 
     def test_noise_floor(self, results):
-        assert results.at_floor("mmd", Cell({0: 1e-5 + 3 * 2e-4 - 1e-9}), "moons")
-        assert not results.at_floor("mmd", Cell({0: 1e-5 + 3 * 2e-4 + 1e-9}), "moons")
+        for seeds in (1, 2, 5, 30):
+            level = 1e-5 + 3 * 2e-4 * math.sqrt(1 / seeds + 1 / 20)
+            below, above = (dict.fromkeys(range(seeds), level + one) for one in (-1e-9, 1e-9))
+            assert results.at_floor("mmd", Cell(below), "moons")
+            assert not results.at_floor("mmd", Cell(above), "moons")
         assert not results.at_floor("kl", Cell({0: 0.0}), "moons")
         assert not results.at_floor("mmd", Cell({0: 0.0}, 1), "moons")
+
+    def test_samples_of_the_truth_are_at_the_noise_floor(self, results):
+        """All but as few as a normal has above 3; a mean that is 2 deviations of one pair off is not at the floor."""
+        rng, seeds, pairs, sd = np.random.default_rng(0), 5, 20, 2e-4
+        floors, means = (sd * rng.standard_normal((n, 20_000)).mean(0) for n in (pairs, seeds))
+        at = 0
+        for floor, mean in zip(floors, means, strict=True):
+            found = replace(results, floors={"moons": {"mmd": floor, "mmd_sd": sd, "n": pairs}})
+            at += found.at_floor("mmd", Cell(dict.fromkeys(range(seeds), mean)), "moons")
+        assert abs(20_000 - at - 20_000 * stats.norm.sf(3)) < 4 * math.sqrt(20_000 * stats.norm.sf(3))
+        assert not results.at_floor("mmd", Cell(dict.fromkeys(range(seeds), 1e-5 + 2 * sd)), "moons")
+
+    @pytest.mark.parametrize("lost", ["n", "mmd", "mmd_sd"])
+    def test_floor_that_is_not_known(self, results, lost):
+        floor = {name: value for name, value in results.floors["moons"].items() if name != lost}
+        assert not replace(results, floors={"moons": floor}).at_floor("mmd", Cell({0: -1.0}), "moons")
+
+    def test_rank_in_the_paper_among_some(self):
+        table = TABLES["frechet-adam"]
+        numbers = {name: [cells[data][0] for data in DATA] for name, cells in table.paper.items()}
+        some = [name for name in numbers if name not in ("meco", "cd")]
+        ranks = stats.rankdata([numbers[name] for name in some], axis=0)
+        assert paper_rank(table, "sm", DATA, some) == pytest.approx(ranks[some.index("sm")].mean())
 
 
 class TestWords:
@@ -387,7 +416,7 @@ class TestWords:
         save(tmp_path, small(meco=meco, nce=nce))
         found = standing(read(tmp_path), "kl", "sgd")
         assert [name for name in ("best", "ties", "losses", "failed") if getattr(found, name)] == [where]
-        toy2d_report.write(tmp_path)
+        report.write(tmp_path)
         assert f"SGD-style, by KL: of 1 data set, {words}" in (tmp_path / "report.md").read_text()
 
     @pytest.mark.parametrize(
@@ -429,17 +458,30 @@ class TestWords:
         at, total = 0, 0
         for name, data, metric in itertools.product(TABLES["mmd-sgd"].paper, DATA, ("mmd", "frechet")):
             values = [one[metric] for one in results.chosen[Place(name, style, data)]]
-            level = {"mmd": 1e-5 + 3 * 2e-4, "frechet": 1e-3 + 3 * 5e-4}[metric]
+            floor, sd = {"mmd": (1e-5, 2e-4), "frechet": (1e-3, 5e-4)}[metric]
+            level = floor + 3 * sd * math.sqrt(1 / 5 + 1 / 20)
             total, at = total + 1, at + (None not in values and np.mean(values) <= level)
         line = next(one for one in headlines(results) if one.startswith(f"{STYLES[style]}, judged by samples"))
         assert (f"{at} of the {total} cells" in line) == (at > 0)
         assert ("most of them" in line) == (2 * at > total)
 
     def test_most_cells_at_the_floor(self, tmp_path):
-        floor = {"kind": "floor", "data": "circles", "mmd": 1.0, "mmd_sd": 0.5, "frechet": 0.0, "frechet_sd": 0.5}
+        floor = {
+            "kind": "floor",
+            "data": "circles",
+            "n": 3,
+            "mmd": 1.0,
+            "mmd_sd": 0.5,
+            "frechet": 0.3,
+            "frechet_sd": 0.5,
+        }
         records = [*small(meco=[1.0, 2.0, 1.4], nce=[1.1, 2.1, 1.6], sm=[7.0, 8.0, 9.0]), floor]
         (line,) = [one for one in headlines(read(save(tmp_path, records))) if "samples" in one]
-        assert "3 of the 6 cells of these methods lie at the noise floor: there these metrics cannot tell" in line
+        words = (
+            "lie at the noise floor: within 3 standard errors of what samples of the truth give; there the metric "
+            "cannot tell the method from the truth."
+        )
+        assert f"3 of the 6 cells of these methods {words}" in line
         (line,) = [one for one in headlines(read(save(tmp_path, [*records, floor | {"mmd": 9.0}]))) if "samples" in one]
         assert "4 of the 6 cells of these methods, most of them, lie at the noise floor" in line
 
@@ -453,8 +495,28 @@ class TestWords:
     def test_counts_runs_and_what_diverged(self, written, folder, records):
         text = (folder / "report.md").read_text()
         runs = [one for one in records if one["kind"] == "run"]
-        assert f"{len(runs):,} runs, {sum(one['status'] != 'ok' for one in runs)} diverged." in text
+        lost = sum(one["status"] != "ok" for one in runs)
+        assert f"{len(runs):,} runs, {lost} diverged and 0 more ran away (a finite KL above 10 nats)." in text
+        cells = sum(len(method.styles) for method in METHODS.values()) * len(DATA) * 5
+        assert f"Of the {cells:,} at the chosen settings 2 diverged and 0 ran away." in text
+        assert "Ran away at" not in text
         assert "No setting without a diverged seed: Score matching, Adam-style: circles (2 of 5)." in text
+
+    def test_counts_runs_that_ran_away(self, tmp_path):
+        """Two at a rate of MECO that is not chosen, where an infinite KL is none of them, and one of NCE's."""
+        records = list(small(meco=[1.0, RUNAWAY_KL, 1.0, 1.0], nce=[1.0, 2.0, RUNAWAY_KL + 1e-6, 2.0]))
+        worse = [one | {"key": one["key"] + "'", "lr": 0.1, "validation_nll": 50.0} for one in records[1:5]]
+        changes = ({"kl": 1e9}, {"kl": 11.0}, {"kl": math.inf}, {"kl": None, "status": "diverged"})
+        worse = [one | change for one, change in zip(worse, changes, strict=True)]
+        (line,) = [one for one in summarise(read(save(tmp_path, [*records, *worse]))) if "ran away" in one]
+        assert line == (
+            "12 runs, 1 diverged and 3 more ran away (a finite KL above 10 nats). Of the 8 at the chosen settings 0 "
+            "diverged and 1 ran away. Ran away at the chosen settings: NCE, SGD-style: circles (1 of 4)."
+        )
+
+    def test_nothing_diverged(self, tmp_path):
+        (line,) = [one for one in summarise(read(save(tmp_path, small(meco=[1.0, 2.0])))) if "ran away" in one]
+        assert line == "2 runs, 0 diverged and 0 more ran away (a finite KL above 10 nats)."
 
     def test_what_was_left_out(self, results, records, tmp_path):
         assert left_out(results)[0].startswith("Nothing was left out")
@@ -473,8 +535,64 @@ class TestHowItWasDone:
         text = (folder / "report.md").read_text()
         words = "22,396 replica-steps a second side by side, 193 one by one: 116 times as many."
         assert f"| throughput | 3,960 replicas on cuda: {words}" in text
-        lines = "| truths | 19.2 |", "| networks | 1,380.3 |", "| in total | 1,399.5 |"
+        lines = "| truths | 19.2 |", "| networks | 1,380.3 |", "| noted | 1,399.5 |"
         assert "\n".join(lines) in text
+        assert "in total" not in text
+
+    def test_clocks_of_every_piece_of_work(self, tmp_path):
+        pieces = [{"kind": "clock", "part": part, "seconds": 0.25} for part in 40 * ["truths", "networks", "networks"]]
+        save(tmp_path, [*small(meco=[1.0, 2.0]), *pieces])
+        assert read(tmp_path).clock == {"truths": 10.0, "networks": 20.0}
+        (grid,) = [one for one in provenance(read(tmp_path)) if one.caption.startswith("Wall seconds")]
+        assert [[entry.text for entry in row] for row in (*grid.rows, *grid.foot)] == [
+            ["truths", "10.0"],
+            ["networks", "20.0"],
+            ["noted", "30.0"],
+        ]
+
+    def test_last_throughput_counts(self, tmp_path):
+        found = {"kind": "throughput", "key": "a", "replicas": 10, "device": "cuda", "ratio": 5.0}
+        lines = [found, found | {"key": "b", "replicas": 1234}, found | {"replicas": 99}]
+        for count, words in ((1, "10 replicas"), (2, "1,234 replicas"), (3, "99 replicas")):
+            results = read(save(tmp_path, [*small(meco=[1.0, 2.0]), *lines[:count]]))
+            (text,) = [row[1].text for row in provenance(results)[0].rows if row[0].text == "throughput"]
+            assert text.startswith(f"{words} on cuda")
+        assert read(save(tmp_path, small(meco=[1.0]))).throughput is None
+
+    def test_every_start_is_listed(self, tmp_path):
+        """Once, with what was its own; a line that was written twice is one start."""
+        records = list(small(meco=[1.0, 2.0]))
+        facts = {"started": "10:00", "command": "unnorm a", "commit": "abc", "hardware": "H200"}
+        changes = {"started": "11:00", "commit": None}, {"started": "12:00", "command": "unnorm b", "hardware": "CPU"}
+        starts = [records[0] | facts, *(records[0] | facts | change for change in changes)]
+        results = read(save(tmp_path, [starts[0], *records[1:], starts[1], starts[1], starts[2]]))
+        (grid,) = [one for one in provenance(results) if one.caption.startswith("Starts")]
+        assert list(grid.head[:4]) == ["started", "command", "commit", "hardware"]
+        assert [[entry.text for entry in row[:4]] for row in grid.rows] == [
+            ["10:00", "unnorm a", "abc", "H200"],
+            ["11:00", "unnorm a", "unknown", "H200"],
+            ["12:00", "unnorm b", "abc", "CPU"],
+        ]
+
+    def test_edges_of_all_grids_are_marked(self, tmp_path):
+        """Of three values of each kind the middle one is chosen on moons, an end on circles; one alone has no edge."""
+        grids = {"meco": ("sgd", (0.1, 0.01, 0.001)), "kde": ("own", (0.1, 0.2, 0.4)), "gmm": ("own", (8, 16, 128))}
+        records = [{"kind": "study", "seeds": 1}]
+        for (name, (style, values)), data in itertools.product(grids.items(), ("circles", "moons", "swissroll")):
+            for place, value in enumerate(values[:1] if data == "swissroll" else values):
+                tuned = METHODS[name].tuned
+                lr, other = (value, None) if tuned == "lr" else (None, {tuned: value})
+                one = run(Place(name, style, data), 0, lr, np.random.default_rng(0), setting=other)
+                best = {"circles": 2, "moons": 1, "swissroll": 0}[data]
+                records.append(one | {"validation_nll": float(abs(place - best))})
+        words, grid = chosen_settings(read(save(tmp_path, records)))[:2]
+        assert grid.head[1:] == ["circles", "moons", "swissroll"]
+        assert {row[0].text.split()[0]: [entry.text for entry in row[1:]] for row in grid.rows} == {
+            "MECO,": ["0.001 ^", "0.01", "0.1"],
+            "Kernel": ["bandwidth 0.4 ^", "bandwidth 0.2", "bandwidth 0.1"],
+            "Gaussian": ["n_components 128 ^", "n_components 16", "n_components 8"],
+        }
+        assert words.lines[1].endswith("the least or the largest that was tried: 3 of 6.")
 
     def test_settings_are_for_a_person(self, written, folder):
         text = (folder / "report.md").read_text().split("**Settings of this size**")[1]
@@ -490,15 +608,19 @@ class TestHowItWasDone:
         for own in ("3 hidden layers of 300", "360 cells on a side", "500 rows", "10,000 points", "training: TF32."):
             assert own in text
         size = SIZES["smoke"]
-        for stack in toy2d_stack.stacks(size, DATA, toy2d_stack.STACKED, apart=False):
-            training = stack.training(size, 5)
+        for one in stack.stacks(size, DATA, stack.STACKED, apart=False):
+            training = one.training(size, 5)
             assert (training.schedule, training.iterate) == ("cosine", "last")
         adam = ("adam", "ngd-adam")
-        assert dict(toy2d_stack.OPTIMIZERS) == {"sgd": ("sgd", "ngd"), "adam": adam, "own": adam}
-        assert dict(toy2d_stack.USUAL_BETA) == pytest.approx({"sgd": 1.0, "adam": 1 - 0.9, "own": 1 - 0.9})
-        assert f"gamma {toy2d_stack.PAPER_GAMMA} and beta {toy2d_stack.PAPER_BETA}" in text
-        assert f"half side {toy2d_problem.WIDER} extents" in text
-        assert toy2d_peers.COARSER == 2
+        assert dict(stack.OPTIMIZERS) == {"sgd": ("sgd", "ngd"), "adam": adam, "own": adam}
+        assert dict(stack.USUAL_BETA) == pytest.approx({"sgd": 1.0, "adam": 1 - 0.9, "own": 1 - 0.9})
+        assert (stack.PAPER_GAMMA, stack.PAPER_BETA) == (0.1, 0.9)
+        assert "gamma 0.1 and beta 0.9" in text
+        betas = adam_style([torch.nn.Parameter(torch.zeros(1))], 0.1, stack.PAPER_BETA).param_groups[0]["betas"]
+        assert "Adam with betas ({:g}, {:g})".format(*betas) in text
+        assert f"a KL above {RUNAWAY_KL:g} nats" in text
+        assert f"half side {problem.WIDER} extents" in text
+        assert peers.COARSER == 2
         langevin = inspect.signature(ContrastiveDivergence).parameters
         assert langevin["step_size"].default is None
         assert f"contrastive divergence takes {langevin['n_steps'].default} of them" in text
@@ -506,7 +628,7 @@ class TestHowItWasDone:
 
     def test_flow_of_the_protocol(self, results):
         pytest.importorskip("zuko")
-        flow = toy2d_stack.SplineDensity(toy2d_problem.Problem("moons", 0, SIZES["smoke"])).flow
+        flow = stack.SplineDensity(problem.Problem("moons", 0, SIZES["smoke"])).flow
         widths = [layer.out_features for layer in flow.transform.transforms[0].hyper if hasattr(layer, "out_features")]
         words = f"{len(flow.transform.transforms)} transforms and networks of {' x '.join(map(str, widths[:-1]))}"
         assert words in " ".join(protocol(results).lines)
@@ -551,14 +673,14 @@ class TestFiles:
 
     def test_a_study_of_one_run(self, tmp_path):
         records = [{"kind": "study", "seeds": 1}, run(Place("flow", "own", "moons"), 0, 0.01, np.random.default_rng(0))]
-        toy2d_report.write(save(tmp_path, records))
+        report.write(save(tmp_path, records))
         assert "| Neural spline flow (zuko) |" in (tmp_path / "report.md").read_text()
 
     def test_broken_picture(self, tmp_path):
         broken = picture(Place("meco", "sgd", "circles")) | {"cells": 95}
         records = [*small(meco=[1.0, 2.0]), broken]
         with pytest.raises(BrokenFile, match="The picture of 'meco' on 'circles' is broken"):
-            toy2d_report.write(save(tmp_path, records))
+            report.write(save(tmp_path, records))
 
     def test_densities_lie_the_right_way(self, tmp_path):
         """A density at large x and small y is drawn at the right and at the bottom: axis 0 of the file is x."""
@@ -566,7 +688,7 @@ class TestFiles:
         values[86:, :10] = 255
         packed = base64.b64encode(zlib.compress(values.tobytes())).decode()
         line = picture(Place("meco", "sgd", "circles")) | {"peak": 2.0, "density": packed}
-        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), line]))
+        report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), line]))
         image = matplotlib.image.imread(tmp_path / "densities-sgd.png")
         yellow = np.abs(image[..., :3] - matplotlib.colormaps["viridis"](1.0)[:3]).sum(-1) < 0.02
         y, x = (places / size for places, size in zip(np.nonzero(yellow), image.shape, strict=False))
@@ -580,7 +702,7 @@ class TestFiles:
                     assert image.mode == "P"
         place, levels = Place("meco", "sgd", "circles"), np.linspace(0, 255, 96).round().astype(np.uint8)
         ramp = base64.b64encode(zlib.compress(np.repeat(levels, 96).tobytes())).decode()
-        toy2d_report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), picture(place) | {"density": ramp}]))
+        report.write(save(tmp_path, [*small(meco=[1.0, 2.0]), picture(place) | {"density": ramp}]))
         image = 255 * matplotlib.image.imread(tmp_path / "densities-sgd.png")
         opaque = np.flatnonzero((image[..., 3] == 255).sum(0) > 180)
         assert len(opaque) == 2 * 96

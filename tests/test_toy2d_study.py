@@ -20,6 +20,18 @@ from unnorm import train
 from unnorm.cli import main
 from unnorm.data import toy
 from unnorm.errors import HealthWarning, InvalidValue
+from unnorm.estimators import (
+    ENCE,
+    MECO,
+    NCE,
+    SNL,
+    ContrastiveDivergence,
+    MaximumLikelihood,
+    MCMCLikelihood,
+    ScoreMatching,
+    Telescope,
+)
+from unnorm.ledger import Ledger
 from unnorm.paper.toy2d import report as toy2d_report
 from unnorm.paper.toy2d import stack as toy2d_stack
 from unnorm.paper.toy2d import study as toy2d_study
@@ -27,10 +39,27 @@ from unnorm.paper.toy2d.peers import peer_records
 from unnorm.paper.toy2d.problem import DRAWS, STREAM, Measured, Problem, entropy, plane, sampled
 from unnorm.paper.toy2d.results import FILE, read
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, TABLES
-from unnorm.paper.toy2d.stack import STACKED, stacks
+from unnorm.paper.toy2d.stack import STACKED, Stack, stacks
 from unnorm.paper.toy2d.study import Study
+from unnorm.progress import Progress
 
 SMOKE = SIZES["smoke"]
+
+
+WRITTEN_OUT = {  # every method that is not MECO with a gamma
+    "nce": lambda q, gamma: NCE(q),
+    "nce-ngd": lambda q, gamma: NCE(q),
+    "ence-ngd": lambda q, gamma: ENCE(q),
+    "mcmc": lambda q, gamma: MCMCLikelihood(q, n_steps=20),
+    "sm": lambda q, gamma: ScoreMatching(),
+    "cd": lambda q, gamma: ContrastiveDivergence(q, n_steps=10),
+    "snl": lambda q, gamma: SNL(q),
+    "meco-minibatch": lambda q, gamma: MECO(q, tracker="minibatch"),
+    "meco-scent": lambda q, gamma: MECO(q, tracker="scent"),
+    "meco-umax": lambda q, gamma: MECO(q, tracker="umax"),
+    "meco-bridged": lambda q, gamma: Telescope(q, 4, MECO),
+    "flow": lambda q, gamma: MaximumLikelihood(),
+}
 
 
 def all_stacks(size=SMOKE, methods=STACKED):
@@ -49,7 +78,6 @@ def smoke(tmp_path_factory):
     return folder
 
 
-@pytest.mark.xdist_group("smoke")
 def test_the_smoke_study_has_every_cell_and_its_report(smoke):
     runs = lines(smoke, "run")
     assert len(runs) == Study("smoke").runs == len({run["key"] for run in runs})
@@ -91,7 +119,7 @@ def test_a_cell_is_the_run_it_says(method, style, n_steps):
         if "ngd" in method:
             name = "ngd" if style == "sgd" else "ngd-adam"
         gamma = {"meco-gamma-0.01": 0.01, "meco-gamma-0.2": 0.2}.get(method, 0.1)
-        estimator = stack.estimator(problem.noise, gamma)
+        estimator = WRITTEN_OUT.get(method, lambda q, gamma: MECO(q, gamma=gamma))(problem.noise, gamma)
         training = train.Training(
             steps=steps, batch=size.batch, lr=run.lr, optimizer=name, beta=beta, schedule="cosine",
             seed=problem.number(STREAM),
@@ -179,26 +207,30 @@ def test_peers_are_scikit_learns():
     assert all(one["test_nll"] < 4 and one["mmd"] < 0.1 for one in mixtures)
 
 
-@pytest.mark.xdist_group("smoke")
 def test_a_stopped_study_goes_on_where_it_stopped(smoke, tmp_path, monkeypatch):
     content = (smoke / FILE).read_text().splitlines(keepends=True)
     runs = [place for place, line in enumerate(content) if json.loads(line)["kind"] == "run"]
-    cut = runs[len(runs) // 3]  # within a stack: what of it is there is computed with the rest of it
+    cut = runs[len(runs) // 3 + 2]  # within a stack
     (tmp_path / FILE).write_text("".join(content[:cut]) + content[cut][:40])
-    computed = []
-    real = toy2d_study._stack_records
-    monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: computed.append(a[0]) or real(*a))
+    trained = []
+    real = Stack.train
+    monkeypatch.setattr(Stack, "train", lambda self, runs, *rest: trained.append(runs) or real(self, runs, *rest))
     Study("smoke").run(tmp_path, progress=False)
     before, after = ({run["key"]: run for run in lines(folder, "run")} for folder in (smoke, tmp_path))
     assert before.keys() == after.keys()
-    assert 0 < len(computed) < len(all_stacks())
+    assert len(lines(tmp_path, "run")) == len(before)  # none twice
+    there = sum(json.loads(line)["method"] in STACKED for line in content[:cut] if '"kind": "run"' in line)
+    networks = sum(run["method"] in STACKED for run in before.values())
+    assert sum(len(runs) for runs in trained) == networks - there
+    sizes = {len(runs) for runs in trained}
+    assert min(sizes) < SMOKE.seeds * len(DATA)  # the stack that was cut is not trained whole
     for key, run in before.items():
         for name in ("kl", "test_nll", "mmd", "steps"):
             same = pytest.approx(run[name], rel=1e-3, abs=1e-5) if run[name] is not None else None
             assert after[key][name] == same, (run["method"], name)
-    computed.clear()
+    trained.clear()
     Study("smoke").run(tmp_path, progress=False)
-    assert not computed
+    assert not trained
 
 
 def test_processes_compute_the_same(tmp_path):
@@ -206,9 +238,10 @@ def test_processes_compute_the_same(tmp_path):
     one, many = tmp_path / "one", tmp_path / "many"
     Study("smoke", **options).run(one, progress=False)
     many.mkdir()
-    timing = [line for line in (one / FILE).read_text().splitlines(keepends=True) if '"timing"' in line]
+    kept = '"kind": "timing"', '"kind": "study"'
+    timing = [line for line in (one / FILE).read_text().splitlines(keepends=True) if any(k in line for k in kept)]
     (many / FILE).write_text("".join(timing))  # the same steps, whatever the clock says now
-    Study("smoke", jobs=2, backend="threading", **options).run(many, progress=False)
+    Study("smoke", jobs=2, **options).run(many, progress=False)
     first, second = ({run["key"]: run["kl"] for run in lines(folder, "run")} for folder in (one, many))
     assert first == pytest.approx(second, rel=1e-4)
 
@@ -223,6 +256,7 @@ def test_a_killed_study_loses_and_repeats_nothing(tmp_path):
         if (tmp_path / FILE).exists() and '"run"' in (tmp_path / FILE).read_text():
             break
         time.sleep(0.02)
+    assert running.poll() is None  # it was at work
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     there = {json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines() if '"run"' in line}
@@ -233,12 +267,40 @@ def test_a_killed_study_loses_and_repeats_nothing(tmp_path):
     assert len(counts) == Study("smoke", methods=("nce", "meco", "snl", "kde", "sm"), data=("moons", "circles")).runs
 
 
-@pytest.mark.xdist_group("smoke")
+@pytest.mark.slow
+def test_a_dask_cluster_by_one_flag(tmp_path):
+    pytest.importorskip("distributed", reason="needs pip install 'unnorm[dask]'")
+    study = Study("smoke", jobs=2, backend="dask", methods=("nce", "kde"), data=("moons",))
+    assert len(study.run(tmp_path, progress=False).of("run")) == study.runs
+
+
+def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
+    """Whatever the backend: all of it at once would not fit."""
+    pieces = []
+    monkeypatch.setattr(toy2d_study, "computed", lambda work, *rest: pieces.extend(work) or iter(()))
+    monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: [])
+    study = Study("smoke", device="cuda", jobs=4, backend="dask", methods=("nce", "kde"), data=("moons",))
+    clock = toy2d_study._Clock(Ledger(tmp_path / FILE))
+    steps = {stack.name: 2 for stack in study.stacks}
+    with Progress(study.runs, enabled=False) as bar:
+        study._networks(clock, steps, bar)
+        assert not pieces
+        study._peers(clock, bar)
+    assert len(pieces) == SMOKE.seeds
+
+
 def test_another_study_is_not_mixed_in(smoke, tmp_path):
     with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0"):
         Study("laptop").run(smoke, progress=False)
     with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0"):
         Study("smoke", seed=3).run(smoke, progress=False)
+    with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0 on cpu"):
+        Study("smoke", device="cuda").run(smoke, progress=False)
+    (tmp_path / FILE).write_text('{"somebody": "else"}\n')
+    for force in (False, True):
+        with pytest.raises(InvalidValue, match="was not written by unnorm"):
+            Study("smoke").run(tmp_path, force=force, progress=False)
+    (tmp_path / FILE).unlink()
     with pytest.raises(InvalidValue, match="Unknown method 'mecco'. Did you mean 'meco'?"):
         Study("smoke", methods=("mecco",))
     with pytest.raises(InvalidValue, match="Unknown data set 'moon'. Did you mean 'moons'?"):
@@ -286,7 +348,6 @@ class TestCommandLine:
         assert said in line
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.xdist_group("smoke")
     def test_the_report_is_made_anew(self, smoke, capsys):
         (smoke / "report.html").unlink(missing_ok=True)
         assert self.unnorm("report", smoke) == 0

@@ -1,7 +1,6 @@
-"""The command line: `unnorm fit | score | sample | diagnose | info`."""
+"""The command line: `unnorm fit | score | sample | diagnose | info | reproduce | report`."""
 
 import csv
-import json
 import logging
 import shlex
 import sys
@@ -13,6 +12,8 @@ import typer
 
 from unnorm import __version__
 from unnorm.errors import Interrupted, InvalidValue, UnnormError
+from unnorm.studies import report, reproduce
+from unnorm.terminal import JsonFlag, Seed, print_json, was_given
 
 app = typer.Typer(
     add_completion=False,
@@ -22,11 +23,8 @@ app = typer.Typer(
 )
 
 LEARNING_RATES = {"ngd": 0.1}  # else Training's own
-STUDIES = {"toy2d": ("size", "device", "jobs", "backend", "methods", "data"), "gaussian-mean": ("quick",)}
 PATIENCE = 30  # looks at the validation rows, of 25 steps each, where these choose the iterate
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder written by 'unnorm fit'.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -136,7 +134,7 @@ def fit(
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its hints are for its own users
     if resume is not None:
-        given = [name for name in context.params if _was_given(context, name)]
+        given = [name for name in context.params if was_given(context, name)]
         if others := [name for name in sorted(given) if name not in ("resume", "steps", "as_json")]:
             raise InvalidValue(f"With --resume the folder knows all but --steps: leave out {', '.join(others)}.")
         job, folder = load_job(resume, steps), resume
@@ -198,7 +196,7 @@ def fit(
         hint = f" Continue with: unnorm fit --resume {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else ""
         raise Interrupted(said + hint) from None
     if as_json:
-        _print_json({"folder": str(folder), **result})
+        print_json({"folder": str(folder), **result})
     else:
         _print_result(result, f"Written to {folder}: model.safetensors, density.png, report.md")
 
@@ -238,7 +236,7 @@ def score(
         }
         if kept is not None:
             summary["rows"] = (kept + 1).tolist()
-        _print_json(summary)
+        print_json(summary)
     table = values.numpy()[:, None]
     names = ["log_prob"]
     if kept is not None:  # some rows are missing: say which these are, counted from 1
@@ -282,7 +280,7 @@ def sample(
             order = sorted(range(len(names)), key=facts["places"].__getitem__)
     if as_json:
         facts = {"method": draws.method, "r_hat": draws.r_hat, "ess": draws.ess, "acceptance": draws.acceptance}
-        _print_json({"n": n, "columns": names, **facts, "samples": points.tolist()})
+        print_json({"n": n, "columns": names, **facts, "samples": points.tolist()})
     elif out is None:
         _write_csv(sys.stdout, points, names)
     if out is not None:
@@ -326,7 +324,7 @@ def diagnose(
         progress=False if as_json else None,
     )
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for line in found["lines"]:
         typer.echo(line)
@@ -352,118 +350,13 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
     parameters = sum(p.numel() for p in density.model.parameters())
     result |= {"model": describe(density.model), "parameters": parameters, "event": list(density.event)}
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         _print_result(result, f"{result['model']['kind']}, {parameters:,} parameters, events of shape {density.event}")
 
 
-@app.command(epilog="Example: unnorm reproduce toy2d --size laptop    or: unnorm reproduce gaussian-mean")
-def reproduce(
-    context: typer.Context,
-    study: Annotated[
-        str,
-        typer.Argument(metavar="STUDY", help="toy2d: the six synthetic sets. gaussian-mean: the case study."),
-    ],
-    out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
-    size: Annotated[
-        str, typer.Option(help="toy2d: smoke (seconds), laptop (15 minutes on two cores) or full (a GPU).")
-    ] = "laptop",
-    device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
-    jobs: Annotated[int | None, typer.Option(help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
-    backend: Annotated[
-        str, typer.Option(help="toy2d: joblib's, for --jobs: loky (local processes), dask, ray, ...")
-    ] = "loky",
-    methods: Annotated[str | None, typer.Option(help="toy2d: some methods only, as in meco,nce.")] = None,
-    data: Annotated[str | None, typer.Option(help="toy2d: some data sets only, as in moons,circles.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="gaussian-mean: fewer seeds, distances and rows: looser numbers.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a study that is already in the folder.")] = False,
-    seed: Seed = 0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Run a study of the paper; write its numbers, its tables and its figures.
-
-    A toy2d that was stopped goes on where it stopped when it is called again.
-    """
-    from unnorm.names import unknown
-
-    if study not in STUDIES:
-        raise InvalidValue(unknown("study", study, STUDIES))
-    foreign = [name for name in STUDIES["gaussian-mean" if study == "toy2d" else "toy2d"] if _was_given(context, name)]
-    if foreign:
-        raise InvalidValue(f"The study '{study}' has no option {', '.join(f'--{name}' for name in foreign)}.")
-    if study == "toy2d":
-        command = f"unnorm reproduce {study}" + _as_given(context)
-        _reproduce_toy2d(command, out, size, device, jobs, backend, _names(methods), _names(data), seed, force, as_json)
-        return
-    from unnorm.paper import gaussian_report
-    from unnorm.paper.gaussian_study import Study
-    from unnorm.paper.gaussian_study import quick as quick_study
-
-    folder = out or Path("runs") / study
-    chosen = quick_study(seed) if quick else Study(seed=seed)
-    records = gaussian_report.reproduce(folder, chosen, force=force, progress=False if as_json else None)
-    if as_json:
-        _print_json({"folder": str(folder), "records": records})
-    else:
-        typer.echo((folder / "table.md").read_text())
-        typer.echo(f"Written to {folder}: {', '.join(gaussian_report.FILES)}")
-
-
-def _reproduce_toy2d(
-    command: str,
-    out: Path | None,
-    size: str,
-    device: str,
-    jobs: int | None,
-    backend: str,
-    methods: tuple[str, ...],
-    data: tuple[str, ...],
-    seed: int,
-    force: bool,
-    as_json: bool,
-) -> None:
-    from unnorm.device import fabric_for
-    from unnorm.paper.toy2d import report as toy2d_report
-    from unnorm.paper.toy2d.study import Study, cores
-
-    folder = out or Path("runs") / "toy2d"
-    kind = fabric_for(device).device.type
-    chosen = Study(size, seed, kind, jobs or (1 if size == "smoke" else cores()), backend, methods, data)
-    try:
-        chosen.run(folder, command=command, force=force, progress=False if as_json else None)
-    except KeyboardInterrupt:
-        raise Interrupted(f"Stopped. What is finished is in '{folder}': the same command goes on from there.") from None
-    _print_report(folder, toy2d_report.write(folder), as_json)
-
-
-@app.command(epilog="Example: unnorm report results/toy2d")
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'unnorm reproduce toy2d'.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
-    from unnorm.paper.toy2d import report as toy2d_report
-
-    _print_report(folder, toy2d_report.write(folder), as_json)
-
-
-def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
-    from unnorm.paper.toy2d.results import read
-    from unnorm.paper.toy2d.summary import summarise
-
-    words = summarise(read(folder))
-    if as_json:
-        _print_json({"folder": str(folder), "files": [path.name for path in files], "summary": words})
-        return
-    for line in words:
-        typer.echo(line)
-    typer.echo(f"Written to {folder}: {', '.join(path.name for path in files)}")
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(name.strip() for name in text.split(","))
+app.command(epilog="Example: unnorm reproduce toy2d --size laptop    or: unnorm reproduce gaussian-mean")(reproduce)
+app.command(epilog="Example: unnorm report results/toy2d")(report)
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -473,12 +366,6 @@ def _widths(text: str) -> tuple[int, ...]:
         raise InvalidValue(
             f"The hidden widths are integers with commas between, as in 300,300,300. Got '{text}'."
         ) from None
-
-
-def _print_json(content: Any) -> None:
-    from unnorm.folders import without_nan
-
-    typer.echo(json.dumps(without_nan(content), allow_nan=False))
 
 
 def _print_result(result: dict[str, Any], footer: str) -> None:
@@ -519,22 +406,6 @@ def _default_iterate(data: str, estimator: str) -> str:
     from unnorm.data.toy import TOYS
 
     return "last" if data in TOYS or estimator in ("sm", "ssm", "dsm", "cnce") else "best"
-
-
-def _as_given(context: typer.Context) -> str:
-    """The options of a command line as they were given, without its arguments."""
-    given = [name for name, value in context.params.items() if value not in (None, False) and name != "study"]
-    words = {name: context.params[name] for name in given if _was_given(context, name)}
-    flags = {"as_json": "json"}
-    return "".join(
-        f" --{flags.get(name, name)}" + ("" if value is True else f" {shlex.quote(str(value))}")
-        for name, value in words.items()
-    )
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _write_table(path: Path, values: Any, columns: list[str], force: bool) -> None:

@@ -109,7 +109,10 @@ class Streams(torch.Generator):
         shape, options = (self.ahead, *request.shape), {"dtype": request.dtype, "device": self.device}
         out = torch.empty(self.ahead, len(self), *request.shape, dtype=request.dtype, device=self.device)
         for k, generator in enumerate(self.generators):
-            if request.kind == "integers":
+            if request.kind == "choices":
+                order = torch.randperm(request.high, generator=generator, device=self.device)
+                out[:, k] = order[: request.shape[0]]
+            elif request.kind == "integers":
                 out[:, k] = torch.randint(request.high, shape, generator=generator, **options)  # type: ignore[call-overload]
             else:
                 out[:, k] = DRAW[request.kind](shape, generator=generator, **options)
@@ -171,7 +174,12 @@ def choices(
     >>> sorted(choices(3, 3, generator=None).tolist()), choices(3, 6, generator=Streams([0, 1]))[3:].min() >= 3
     ([0, 1, 2], tensor(True))
     """
-    problems = len(generator) if isinstance(generator, Streams) else 1
-    keys = uniform((problems * size,), generator=generator, device=device, dtype=torch.float32).view(problems, size)
-    places = keys.topk(n // problems, sorted=False).indices
+    if not isinstance(generator, Streams):
+        return torch.randperm(size, generator=generator, device=device)[:n]
+    problems = len(generator)
+    if generator.ahead == 1:
+        places = generator.draw("choices", (n,), torch.int64, size).view(problems, -1)
+    else:  # a permutation of each stream would take a kernel of each; the largest of uniform keys are as good
+        keys = generator.draw("uniform", (problems * size,), torch.float32).view(problems, size)
+        places = keys.topk(n // problems, sorted=False).indices
     return (places + size * torch.arange(problems, device=places.device)[:, None]).flatten()

@@ -1,14 +1,16 @@
-"""Cells of a table over seeds, and a column of them: the best, who ties with it, ranks, agreement with the paper."""
+"""Cells of a table over seeds, and a column of them: the best, who ties with it, ranks, ours beside the paper's."""
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
 
-__all__ = ["SEEDS_FOR_A_TEST", "Cell", "Column", "agreement", "column", "p_value", "ranks"]
+from unnorm.paper.toy2d.spec import METHODS, Table
+
+__all__ = ["SEEDS_FOR_A_TEST", "Cell", "Column", "agreement", "column", "p_value", "paper_rank", "ranks"]
 
 TIE = 0.05
 SEEDS_FOR_A_TEST = 3
@@ -95,6 +97,18 @@ def ranks(cells: Mapping[K, Cell | None]) -> dict[K, float]:
     """1 is the least mean; equal ones, and all that diverged, share the mean of their ranks. No cell, no rank."""
     known = {key: cell.loss for key, cell in cells.items() if cell is not None}
     return dict(zip(known, (float(rank) for rank in stats.rankdata(list(known.values()))), strict=True))
+
+
+def paper_rank(table: Table, method: str, sets: Iterable[str], among: Iterable[str] = METHODS) -> float:
+    """The mean rank over data sets of a method's numbers in a table of the paper.
+
+    >>> from unnorm.paper.toy2d.spec import TABLES
+    >>> paper_rank(TABLES["mmd-sgd"], "meco", ["moons", "circles"])
+    1.0
+    """
+    names = [name for name in table.paper if name in set(among)]
+    found = [ranks({name: Cell({0: table.paper[name][data][0]}) for name in names})[method] for data in sets]
+    return float(np.mean(found))
 
 
 def agreement(cells: Mapping[K, Cell | None], paper: Mapping[K, float]) -> float:

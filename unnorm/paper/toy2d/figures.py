@@ -20,6 +20,7 @@ from unnorm.errors import BrokenFile
 from unnorm.paper.page import Picture
 from unnorm.paper.toy2d.results import Place, Results, Row
 from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES
+from unnorm.paper.toy2d.stack import PAPER_BETA, PAPER_GAMMA
 
 __all__ = ["figures"]
 
@@ -29,7 +30,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 COLOURS = {"sgd": "#1b8ac4", "adam": "#d1495b", "own": "#3a9d5d"}
-DEFAULT_GAMMA, DEFAULT_BETA = 0.1, 0.9
 SIZE, GAP = 96, 6  # pixels of a density, and between two
 DENSITY_DPI = 200  # two pixels for each of a hundredth of an inch: cells are drawn whole
 LEVELS, SHADES = 64, 32  # of a density's colour and of the ink: what can be seen, and a file of a third of the size
@@ -192,7 +192,7 @@ def _sensitivity(results: Results) -> Picture | None:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     drawn = False
-    for axis, rate, default in zip(panels, ("gamma", "beta"), (DEFAULT_GAMMA, DEFAULT_BETA), strict=True):
+    for axis, rate, default in zip(panels, ("gamma", "beta"), (PAPER_GAMMA, PAPER_BETA), strict=True):
         found = {getattr(METHODS[name], rate) or default: (name, "sgd") for name in TABLES[rate].paper}
         for place, data in enumerate(results.data):
             cells = {value: results.cell("kl", row, data) for value, row in sorted(found.items())}
@@ -203,5 +203,8 @@ def _sensitivity(results: Results) -> Picture | None:
         axis.grid(color=INK, alpha=0.25)
     panels[0].set_ylabel("KL(truth, MECO), nats")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    alt = "Sensitivity of MECO, SGD-style: KL(truth, model) by gamma (beta 0.9) and by beta (gamma 0.1), a line a set."
+    alt = (
+        f"Sensitivity of MECO, SGD-style: KL(truth, model) by gamma (beta {PAPER_BETA}) and by beta (gamma "
+        f"{PAPER_GAMMA}), a line a set."
+    )
     return _plain(figure, "sensitivity.png", alt) if drawn else None

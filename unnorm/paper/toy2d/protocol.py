@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from unnorm.paper.page import Block, Entry, Grid, Lines, label
-from unnorm.paper.toy2d.results import Place, Results, Run, Setting, title
-from unnorm.paper.toy2d.spec import STYLES
+from unnorm.paper.toy2d.completeness import RUNAWAY_KL
+from unnorm.paper.toy2d.results import FLOOR_ERRORS, Place, Results, Run, Setting, title
+from unnorm.paper.toy2d.spec import METHODS, STYLES
+from unnorm.paper.toy2d.stack import PAPER_BETA, PAPER_GAMMA
 
 __all__ = ["chosen_settings", "protocol", "provenance"]
 
@@ -35,9 +37,10 @@ PROTOCOL = (
     "that grid. Flows, kernel densities and mixtures have an integral and samples of their own.",
     "Training: batches{batch} drawn with replacement, a learning rate that falls along a cosine, the last iterate. "
     "Every seed has its own data, network and random numbers, the same for all methods.",
-    "Optimizers: MECO has gamma 0.1 and beta 0.9. The other methods have plain SGD, or Adam with torch's usual betas "
-    "(0.9, 0.999). NGD takes steps of the length of the learning rate; its Adam-style form is Adam fed with gradients "
-    "of length one (the paper does not say which form it used).",
+    "Optimizers: MECO has gamma {gamma} and beta {beta}, unless its name says otherwise. Its beta is the weight of the "
+    "new gradient, so Adam-style MECO is torch's Adam with betas ({memory:g}, 0.999). The other methods have plain "
+    "SGD, or Adam with torch's usual betas (0.9, 0.999). NGD takes steps of the length of the learning rate; its "
+    "Adam-style form is Adam fed with gradients of length one (the paper does not say which form it used).",
     "MCMC and contrastive divergence walk by Metropolis-adjusted Langevin steps whose size follows their acceptance; "
     "contrastive divergence takes 10 of them.",
     "The flow is zuko's NSF with 3 transforms and networks of 128 x 128, trained with Adam. MECO with bridges has 4 "
@@ -48,8 +51,11 @@ PROTOCOL = (
     "Test NLL: mean of -log p over the test rows, in nats.",
     "KL(truth, model): in nats, by the same grid; for kernel densities and mixtures by one of half as many cells on a "
     "side.",
-    "Noise floor: the same metric between independent samples of the truth, mean and deviation over pairs.",
-    "Diverged: a run whose numbers became NaN or infinite. It counts as a loss.",
+    "Noise floor: the same metric between independent samples of the truth, mean and deviation over pairs. "
+    "A method is at it where its mean over n seeds is at most the floor's mean + {errors} deviations x sqrt(1/n + "
+    "1/pairs).",
+    "Diverged: a run whose numbers became NaN or infinite. It counts as a loss. Ran away: a run with finite numbers "
+    "and a KL above {runaway:g} nats. It counts by its numbers.",
 )
 PRODUCTS = {"highest": "full float32", "high": "TF32", "medium": "bfloat16"}
 
@@ -58,18 +64,18 @@ def chosen_settings(results: Results) -> list[Block]:
     """The setting of every cell, and the step times that made its number of steps."""
     tried: dict[Place, set[float]] = {}
     for run in results.runs:
-        if run.get("lr") is not None:
-            tried.setdefault(Place(run["method"], run["style"], run["data"]), set()).add(run["lr"])
+        if (value := _tuned(run)) is not None:
+            tried.setdefault(Place(run["method"], run["style"], run["data"]), set()).add(value)
     lines, edges, total = [], 0, 0
     for row in results.rows():
         line = [label(title(row))]
         for data in results.data:
-            runs, rates = results.chosen.get(Place(*row, data)), tried.get(Place(*row, data), set())
+            runs, values = results.chosen.get(Place(*row, data)), tried.get(Place(*row, data), set())
             if runs is None:
                 line.append(Entry("-"))
                 continue
-            edge = len(rates) > 1 and runs[0].get("lr") in (min(rates), max(rates))
-            total, edges = total + (len(rates) > 1), edges + edge
+            edge = len(values) > 1 and _tuned(runs[0]) in (min(values), max(values))
+            total, edges = total + (len(values) > 1), edges + edge
             line.append(_setting(runs, edge))
         lines.append(line)
     budget = results.plan.get("seconds")
@@ -77,17 +83,31 @@ def chosen_settings(results: Results) -> list[Block]:
     words = [
         f"Methods with an optimizer have an equal training time{time}: a slower step means fewer. "
         "The setting is the one with the least mean validation NLL over the seeds; the test set has no say.",
-        f"^: the rate is the least or the largest that was tried: {edges} of {total}.",
+        "^: the learning rate, bandwidth or number of components is the least or the largest that was tried: "
+        f"{edges} of {total}.",
     ]
     caption = "Chosen learning rate (Langevin steps) or other setting; below it, steps and seconds of a run"
     return [Lines(words), Grid(caption, ["Method", *results.data], lines), *_timings(results)]
 
 
+def _tuned(run: Run) -> float | None:
+    """What its method has a grid of: the learning rate, or what stands in its place.
+
+    >>> _tuned({"method": "meco", "lr": 0.1}), _tuned({"method": "kde", "lr": None, "setting": {"bandwidth": 0.2}})
+    (0.1, 0.2)
+    """
+    name = METHODS[run["method"]].tuned
+    value = run.get("lr") if name == "lr" else (run.get("setting") or {}).get(name)
+    return value if isinstance(value, (int, float)) else None
+
+
 def _setting(runs: Sequence[Run], edge: bool) -> Entry:
     lr, n_steps, _ = Setting.of(runs[0])
-    words = [f"{lr:g}{' ^' if edge else ''}"] if lr is not None else []
+    tuned, mark = METHODS[runs[0]["method"]].tuned, " ^" if edge else ""
+    words = [f"{lr:g}{mark}"] if lr is not None else []
     words += [f"({n_steps} Langevin)"] if n_steps is not None else []
-    words += [f"{name} {value}" for name, value in (runs[0].get("setting") or {}).items()]
+    other = runs[0].get("setting") or {}
+    words += [f"{name} {value}{mark if name == tuned else ''}" for name, value in other.items()]
     notes = []
     for name, unit in (("steps", "steps"), ("seconds", "s")):
         values = [run[name] for run in runs if run.get(name) is not None]
@@ -122,6 +142,11 @@ def protocol(results: Results) -> Lines:
         "layers": layers or (f" of hidden layers {_plain(widths)}" if widths else ""),
         "cells": f" of {_plain(plan['cells'])} cells on a side" if plan.get("cells") else "",
         "batch": f" of {_plain(plan['batch'])} rows" if plan.get("batch") else "",
+        "gamma": PAPER_GAMMA,
+        "beta": PAPER_BETA,
+        "memory": 1 - PAPER_BETA,
+        "errors": FLOOR_ERRORS,
+        "runaway": RUNAWAY_KL,
         "points": f"{_plain(plan['points'])} points" if plan.get("points") else "samples",
     }
     lines = [line.format(**known) for line in PROTOCOL]
@@ -132,19 +157,23 @@ def protocol(results: Results) -> Lines:
 
 def provenance(results: Results) -> list[Block]:
     """Where, when and how long the study ran, and the settings of its size."""
-    study = results.starts[-1]
-    names = ("command", "size", "seed", "seeds", "version", "commit", "hardware", "python", "torch")
-    facts = {name: study.get(name) for name in names}
-    facts["started"] = ", then resumed ".join(str(one.get("started")) for one in results.starts)
+    facts = {name: results.starts[-1].get(name) for name in ("size", "seed", "seeds")}
     facts["runs"] = len(results.runs)
     facts["seconds of training, all runs"] = f"{sum(run.get('seconds') or 0 for run in results.runs):,.1f}"
-    if results.throughput:
-        facts["throughput"] = _throughput(results.throughput[-1])
+    if results.throughput is not None:
+        facts["throughput"] = _throughput(results.throughput)
     order = sorted(results.plan, key=lambda name: [*SETTINGS, name].index(name))
     settings = {SETTINGS.get(name, name): results.plan[name] for name in order}
     if precision := PRODUCTS.get(str(results.plan.get("matmul"))):
         settings[SETTINGS["matmul"]] = f"{results.plan['matmul']} ({precision})"
-    return [_facts("The study", facts), *_clock(results), _facts("Settings of this size", settings)]
+    return [_facts("The study", facts), _starts(results), *_clock(results), _facts("Settings of this size", settings)]
+
+
+def _starts(results: Results) -> Grid:
+    """Each start once: a resumed study may have another commit or machine each time."""
+    names = ("started", "command", "commit", "hardware", "version", "python", "torch")
+    found = dict.fromkeys(tuple(_plain(one.get(name)) for name in names) for one in results.starts)
+    return Grid("Starts: the first, then each time it was resumed", names, [list(map(label, one)) for one in found])
 
 
 def _facts(caption: str, facts: Mapping[str, Any]) -> Grid:
@@ -166,8 +195,8 @@ def _clock(results: Results) -> list[Grid]:
     if not results.clock:
         return []
     rows = [[label(part), Entry(f"{seconds:,.1f}", seconds)] for part, seconds in results.clock.items()]
-    total = [label("in total"), Entry(f"{sum(results.clock.values()):,.1f}")]
-    return [Grid("Wall seconds by part, of all starts together", ["Part", "Seconds"], rows, [total])]
+    total = [label("noted"), Entry(f"{sum(results.clock.values()):,.1f}")]
+    return [Grid("Wall seconds noted, by part, of all starts together", ["Part", "Seconds"], rows, [total])]
 
 
 def _plain(value: Any) -> str:

@@ -6,7 +6,7 @@ from unnorm.checkpoint import write_atomically
 from unnorm.paper.page import Block, Grid, Heading, Lines, Picture, as_html, as_markdown
 from unnorm.paper.toy2d.figures import figures
 from unnorm.paper.toy2d.protocol import chosen_settings, protocol, provenance
-from unnorm.paper.toy2d.results import Results, read
+from unnorm.paper.toy2d.results import FLOOR_ERRORS, Results, read
 from unnorm.paper.toy2d.spec import TABLES
 from unnorm.paper.toy2d.summary import details, headlines
 from unnorm.paper.toy2d.tables import all_methods, likelihood, paper_table, rank_tables, standings
@@ -15,8 +15,9 @@ __all__ = ["write"]
 
 LEGEND = (
     "Mean ± standard deviation over seeds. Bold: the least mean of its column. ≈: a paired t-test over the seeds "
-    "cannot tell it from the best (p > 0.05). °: at the noise floor, within 3 deviations of what two samples of the "
-    "truth give; methods there cannot be told apart by this metric. A method with a diverged seed ranks last."
+    f"cannot tell it from the best (p > 0.05). °: at the noise floor: within {FLOOR_ERRORS} standard errors of what "
+    "samples of the truth give; there the metric cannot tell the method from the truth. A method with a "
+    "diverged seed ranks last."
 )
 PAPER = (
     "Below our value stands the paper's. The paper names no kernel and no unit of its MMD. Ours is the unbiased MMD "

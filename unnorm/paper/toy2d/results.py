@@ -17,9 +17,24 @@ from unnorm.names import unknown
 from unnorm.paper.toy2d.cells import Cell, Column, column
 from unnorm.paper.toy2d.spec import DATA, METHODS, STYLES
 
-__all__ = ["FILE", "METRICS", "Place", "Results", "Row", "Run", "Setting", "choose", "number", "read", "title"]
+__all__ = [
+    "FILE",
+    "FLOOR_ERRORS",
+    "METRICS",
+    "Place",
+    "Results",
+    "Row",
+    "Run",
+    "Setting",
+    "choose",
+    "counted",
+    "number",
+    "read",
+    "title",
+]
 
 FILE = "results.jsonl"
+FLOOR_ERRORS = 3  # standard errors above the noise floor that still count as at it
 METRICS = {"mmd": "MMD", "frechet": "Frechet distance", "test_nll": "test NLL", "kl": "KL"}
 ALWAYS = ("validation_nll", "test_nll", "kl")  # measured for every run: a null is a NaN or an infinity
 
@@ -34,7 +49,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "run": (*ALWAYS, "mmd", "frechet", "seconds", "steps", "lr", "n_steps"),
     "timing": ("n_steps", "replicas", "steps", "step_seconds", "single_seconds"),
-    "floor": ("entropy", "mmd", "mmd_sd", "frechet", "frechet_sd"),
+    "floor": ("entropy", "mmd", "mmd_sd", "frechet", "frechet_sd", "n"),
     "throughput": ("replicas", "stacked_per_second", "single_per_second", "ratio"),
     "clock": ("seconds",),
 }
@@ -72,6 +87,7 @@ class Results:
         starts: one for the study, one for each time it was resumed.
         floors: by data set.
         pictures: by method, style and data set, of all settings; of the truth, the style is "".
+        throughput: None where it was not measured.
         clock: wall seconds by part of the study, of all its starts together.
     """
 
@@ -80,7 +96,7 @@ class Results:
     timings: Sequence[Run]
     floors: Mapping[str, Run]
     pictures: Mapping[Place, Sequence[Run]]
-    throughput: Sequence[Run]
+    throughput: Run | None
     clock: Mapping[str, float]
 
     @property
@@ -136,10 +152,16 @@ class Results:
         return [one.ranks[row] for one in columns if row in one.ranks]
 
     def at_floor(self, metric: str, cell: Cell, data: str) -> bool:
-        """Whether the metric cannot tell the method from the truth: mean <= floor + 3 deviations of the floor."""
+        """Whether the metric cannot tell the method from the truth.
+
+        The floor has the deviation of single pairs of samples: a mean of n seeds less a mean of m pairs has that of one
+        pair times sqrt(1/n + 1/m). False where the floor is not known.
+        """
         floor = self.floors.get(data, {})
-        mean, sd = floor.get(metric), floor.get(f"{metric}_sd")
-        return not cell.failed and mean is not None and sd is not None and cell.mean <= mean + 3 * sd
+        mean, sd, pairs = (floor.get(name) for name in (metric, f"{metric}_sd", "n"))
+        if cell.failed or mean is None or sd is None or not pairs:
+            return False
+        return bool(cell.mean <= mean + FLOOR_ERRORS * sd * math.sqrt(1 / cell.n + 1 / pairs))
 
     def picture(self, place: Place) -> Run | None:
         """Of the chosen setting; the last where the lines do not say whose they are."""
@@ -178,7 +200,7 @@ def read(folder: Path) -> Results:
         _last(found["timing"], lambda one: one["key"]),
         {one["data"]: one for one in found["floor"]},
         dict(pictures),
-        found["throughput"],
+        found["throughput"][-1] if found["throughput"] else None,
         dict(clock),
     )
 
@@ -257,6 +279,14 @@ def title(row: Row) -> str:
     ('MECO, SGD-style', 'Kernel density (scikit-learn)')
     """
     return METHODS[row[0]].title + ("" if row[1] == "own" else f", {STYLES[row[1]]}")
+
+
+def counted(n: int, what: str) -> str:
+    """
+    >>> counted(1, "data set"), counted(6, "data set")
+    ('1 data set', '6 data sets')
+    """
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -21,7 +21,7 @@ class Method:
         title: for a person.
         origin: "paper" (in its tables), "sensitivity" (MECO with another gamma or beta), "beyond", or "instead" (what a
             user would pick in place of an energy-based model).
-        estimator: by its name in `replicas.study`.
+        estimator: by its name in `toy2d.stack.ESTIMATORS`.
         options: of the estimator, other than gamma.
         gamma, beta: MECO's two rates; None is the default.
         normalised: whether steps have the length of the learning rate (NGD).

@@ -229,6 +229,8 @@ def _stack_records(
 def _claimed(folder: Path, study: Study, force: bool) -> Ledger:
     """The folder's ledger, if it is this study's or there is none yet."""
     path = folder / FILE
+    if path.exists() and path.stat().st_size and not any(one.get("study") for one in Ledger(path).of("study")):
+        raise InvalidValue(f"'{path}' was not written by unnorm: it is not replaced. Use another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if force:

@@ -1,16 +1,17 @@
-"""The synthetic study in words: where MECO wins, ties and loses, what is better, what diverged, what was left out."""
+"""The synthetic study in words: where MECO wins, ties and loses, and what is better."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Cell, column, ranks
-from unnorm.paper.toy2d.results import METRICS, Results, Row, number, title
-from unnorm.paper.toy2d.spec import DATA, METHODS, STYLES, TABLES, Table
+from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, column, paper_rank
+from unnorm.paper.toy2d.completeness import diverged, left_out
+from unnorm.paper.toy2d.results import FLOOR_ERRORS, METRICS, Results, Row, counted, number, title
+from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES
 
-__all__ = ["Standing", "details", "headlines", "left_out", "paper_rank", "standing", "summarise"]
+__all__ = ["Standing", "details", "headlines", "standing", "summarise"]
 
 OF_SAMPLES = ("mmd", "frechet")
 OPTIMIZED = ("sgd", "adam")
@@ -83,20 +84,12 @@ def details(results: Results) -> list[str]:
     styles = _styles(results)
     lines = [_stands(results, metric, style) for style in styles for metric in METRICS]
     lines += [_instead(results, style) for style in styles]
-    lines += [_winner(results), _diverged(results), *left_out(results)]
+    lines += [_winner(results), diverged(results), *left_out(results)]
     return [line for line in lines if line]
 
 
 def _styles(results: Results) -> list[str]:
     return [style for style in OPTIMIZED if ("meco", style) in results.rows()]
-
-
-def _count(n: int, what: str) -> str:
-    """
-    >>> _count(1, "data set"), _count(6, "data set")
-    ('1 data set', '6 data sets')
-    """
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _compared(results: Results, styles: Sequence[str]) -> str:
@@ -105,8 +98,8 @@ def _compared(results: Results, styles: Sequence[str]) -> str:
     time = "" if seconds is None else f" Every network is trained for {seconds} s."
     optimizers = " and ".join(STYLES[style] for style in styles)
     return (
-        f"MECO, the paper's method, is compared with {_count(len(others), 'other method')} of its tables on "
-        f"{_count(len(results.data), 'data set')} in the plane, {optimizers}, with {_count(results.seeds, 'seed')} "
+        f"MECO, the paper's method, is compared with {counted(len(others), 'other method')} of its tables on "
+        f"{counted(len(results.data), 'data set')} in the plane, {optimizers}, with {counted(results.seeds, 'seed')} "
         f"each.{time}"
     )
 
@@ -165,7 +158,7 @@ def _outcome(found: Sequence[Standing], at: str, what: str) -> str:
     lost, failed = (sum(len(getattr(one, name)) for one in found) for name in ("losses", "failed"))
     total = sum(one.measured for one in found)
     best = list(dict.fromkeys(METHODS[row[0]].title for one in found for _, row in one.losses))
-    parts = [f"wins {at} {won} of {_count(total, what)}", f"shares the lead {at} {shared}"]
+    parts = [f"wins {at} {won} of {counted(total, what)}", f"shares the lead {at} {shared}"]
     parts += [f"loses {at} {lost}" + (f" (to {', '.join(best)})" if best else "")]
     parts += [f"diverges {at} {failed}"] if failed else []
     return ", ".join(parts[:-1]) + f" and {parts[-1]}"
@@ -179,18 +172,7 @@ def _rank_words(results: Results, found: Mapping[str, Standing], style: str) -> 
         theirs = table and paper_rank(table, "meco", results.data, [name for name, _ in rows])
         paper = "" if theirs is None else f" (paper: {theirs:.2f})"
         parts.append(f"{np.mean(one.ranks):.2f} by {METRICS[metric]}{paper}")
-    return f"Its mean rank among {_count(len(rows), 'method')} is {' and '.join(parts)}."
-
-
-def paper_rank(table: Table, method: str, sets: Iterable[str], among: Iterable[str] = METHODS) -> float:
-    """The mean rank over data sets of a method's numbers in a table of the paper.
-
-    >>> paper_rank(TABLES["mmd-sgd"], "meco", ["moons", "circles"])
-    1.0
-    """
-    names = [name for name in table.paper if name in set(among)]
-    found = [ranks({name: Cell({0: table.paper[name][data][0]}) for name in names})[method] for data in sets]
-    return float(np.mean(found))
+    return f"Its mean rank among {counted(len(rows), 'method')} is {' and '.join(parts)}."
 
 
 def _floor_words(results: Results, metrics: Sequence[str], style: str) -> str:
@@ -206,8 +188,8 @@ def _floor_words(results: Results, metrics: Sequence[str], style: str) -> str:
         return ""
     most = ", most of them," if 2 * at > total else ""
     return (
-        f" {at} of the {total} cells of these methods{most} lie at the noise floor: there these metrics cannot tell a "
-        "method from the truth, nor one method from another."
+        f" {at} of the {total} cells of these methods{most} lie at the noise floor: within {FLOOR_ERRORS} standard "
+        "errors of what samples of the truth give; there the metric cannot tell the method from the truth."
     )
 
 
@@ -226,7 +208,7 @@ def _stands(results: Results, metric: str, style: str) -> str:
         parts.append(f"loses on {len(found.losses)} ({lost})")
     if found.failed:
         parts.append(f"diverged on {len(found.failed)} ({', '.join(found.failed)})")
-    sets = _count(found.measured, "data set")
+    sets = counted(found.measured, "data set")
     return f"{STYLES[style]}, by {METRICS[metric]}: of {sets}, MECO {', '.join(parts)}."
 
 
@@ -272,54 +254,3 @@ def _winner(results: Results) -> str:
     order = sorted(first.items(), key=lambda one: -len(one[1]))
     named = "; ".join(f"{title(row)} on {', '.join(sets)}" for row, sets in order)
     return f"Of all methods and styles the least KL has: {named}." if named else ""
-
-
-def _diverged(results: Results) -> str:
-    lost = sum(run["status"] != "ok" for run in results.runs)
-    rows: dict[Row, list[str]] = defaultdict(list)
-    for place, runs in results.chosen.items():
-        if count := sum(run["status"] != "ok" for run in runs):
-            rows[place.method, place.style].append(f"{place.data} ({count} of {len(runs)})")
-    line = f"{len(results.runs):,} runs, {lost:,} diverged."
-    if rows:
-        named = "; ".join(f"{title(row)}: {', '.join(where)}" for row, where in rows.items())
-        return f"{line} No setting without a diverged seed: {named}."
-    return f"{line} At the chosen settings none did." if lost else line
-
-
-def _settings_planned(row: Row, plan: Mapping[str, Any]) -> int:
-    """How many settings of a method the plan has.
-
-    >>> _settings_planned(("mcmc", "sgd"), {"rates": {"sgd": [0.1, 0.01]}, "n_steps": [20, 50]})
-    4
-    """
-    method, style = METHODS[row[0]], row[1]
-    if method.tuned != "lr":
-        return len(plan.get({"bandwidth": "bandwidths", "n_components": "components"}[method.tuned], ()))
-    langevin = len(set(method.n_steps) & set(plan.get("n_steps", ()))) if method.n_steps else 1
-    return len(plan.get("rates", {}).get(style, ())) * langevin
-
-
-def left_out(results: Results) -> list[str]:
-    """What the study's plan has and its lines do not: whole methods, data sets, single runs."""
-    lines = []
-    present = set(results.rows())
-    every = [(name, style) for name, one in METHODS.items() for style in one.styles]
-    if gone := [title(row) for row in every if row not in present]:
-        lines.append(f"Not run: {'; '.join(gone)}.")
-    if gone := [name for name in DATA if name not in results.data]:
-        lines.append(f"Data sets not run: {', '.join(gone)}.")
-    count: dict[Row, int] = defaultdict(int)
-    for run in results.runs:
-        count[run["method"], run["style"]] += 1
-    cells = len(results.data) * results.seeds
-    planned = {row: _settings_planned(row, results.plan) * cells for row in count}
-    if absent := {row: planned[row] - count[row] for row in planned if planned[row] > count[row]}:
-        named = "; ".join(f"{title(row)} ({missing:,})" for row, missing in absent.items())
-        lines.append(f"{sum(absent.values()):,} of {sum(planned.values()):,} planned runs are absent: {named}.")
-    for metric in METRICS:
-        if places := [place for place in results.chosen if results.cell(metric, place[:2], place.data) is None]:
-            named = "; ".join(dict.fromkeys(title(place[:2]) for place in places))
-            where = _count(len(places), "cell")
-            lines.append(f"{METRICS[metric]} was not measured at the chosen setting in {where}: {named}.")
-    return lines or ["Nothing was left out: every method, data set, setting and seed of the plan has its run."]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from unnorm.paper.page import Block, Entry, Grid, Lines, label
-from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Column, agreement
-from unnorm.paper.toy2d.results import METRICS, Place, Results, Row, number, title
+from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Column, agreement, paper_rank
+from unnorm.paper.toy2d.results import METRICS, Place, Results, Row, counted, number, title
 from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES, Table
-from unnorm.paper.toy2d.summary import paper_rank, standing
+from unnorm.paper.toy2d.summary import standing
 
 __all__ = ["all_methods", "likelihood", "paper_table", "rank_tables", "standings"]
 
@@ -69,7 +69,7 @@ def _caption(results: Results, text: str, columns: Iterable[Column]) -> str:
     """Where the whole study has too few seeds for a test, its summary says so, not each table."""
     tested = all(one.tested for one in columns) or results.seeds < SEEDS_FOR_A_TEST
     test = "" if tested else "; some columns have too few common seeds for a test, so no tie is marked there"
-    return f"{text} (n = {results.seeds} seed{'' if results.seeds == 1 else 's'}{test})"
+    return f"{text} (n = {counted(results.seeds, 'seed')}{test})"
 
 
 def _mean_rank(results: Results, metric: str, rows: Sequence[Row], row: Row) -> Entry:

@@ -1,0 +1,113 @@
+"""The commands of the paper's studies: `unnorm reproduce | report`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unnorm.errors import Interrupted, InvalidValue
+from unnorm.terminal import JsonFlag, Seed, as_given, print_json, was_given
+
+if TYPE_CHECKING:
+    from unnorm.paper.toy2d.study import Study
+
+__all__ = ["report", "reproduce"]
+
+STUDIES = {"toy2d": ("size", "device", "jobs", "backend", "methods", "data"), "gaussian-mean": ("quick",)}
+
+
+def reproduce(
+    context: typer.Context,
+    study: Annotated[
+        str,
+        typer.Argument(metavar="STUDY", help="toy2d: the six synthetic sets. gaussian-mean: the case study."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
+    size: Annotated[
+        str, typer.Option(help="toy2d: smoke (seconds), laptop (15 minutes on two cores) or full (a GPU).")
+    ] = "laptop",
+    device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int | None, typer.Option(help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
+    backend: Annotated[
+        str, typer.Option(help="toy2d: joblib's, for --jobs: loky (local processes), dask, ray, ...")
+    ] = "loky",
+    methods: Annotated[str | None, typer.Option(help="toy2d: some methods only, as in meco,nce.")] = None,
+    data: Annotated[str | None, typer.Option(help="toy2d: some data sets only, as in moons,circles.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="gaussian-mean: fewer seeds, distances and rows: looser numbers.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a study that is already in the folder.")] = False,
+    seed: Seed = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a study of the paper; write its numbers, its tables and its figures.
+
+    A toy2d that was stopped goes on where it stopped when it is called again.
+    """
+    from unnorm.names import unknown
+
+    if study not in STUDIES:
+        raise InvalidValue(unknown("study", study, STUDIES))
+    foreign = [name for name in STUDIES["gaussian-mean" if study == "toy2d" else "toy2d"] if was_given(context, name)]
+    if foreign:
+        raise InvalidValue(f"The study '{study}' has no option {', '.join(f'--{name}' for name in foreign)}.")
+    folder = out or Path("runs") / study
+    if study == "gaussian-mean":
+        _reproduce_gaussian_mean(folder, quick, seed, force, as_json)
+        return
+    from unnorm.device import fabric_for
+    from unnorm.paper.toy2d.study import Study, cores
+
+    kind = fabric_for(device).device.type
+    processes = jobs or (1 if size == "smoke" else cores())
+    chosen = Study(size, seed, kind, processes, backend, _names(methods), _names(data))
+    _reproduce_toy2d(chosen, folder, f"unnorm reproduce {study}" + as_given(context), force, as_json)
+
+
+def _reproduce_toy2d(study: "Study", folder: Path, command: str, force: bool, as_json: bool) -> None:
+    from unnorm.paper.toy2d.report import write
+
+    try:
+        study.run(folder, command=command, force=force, progress=False if as_json else None)
+    except KeyboardInterrupt:
+        raise Interrupted(f"Stopped. What is finished is in '{folder}': the same command goes on from there.") from None
+    _print_report(folder, write(folder), as_json)
+
+
+def _reproduce_gaussian_mean(folder: Path, quick: bool, seed: int, force: bool, as_json: bool) -> None:
+    from unnorm.paper import gaussian_report, gaussian_study
+
+    study = gaussian_study.quick(seed) if quick else gaussian_study.Study(seed=seed)
+    records = gaussian_report.reproduce(folder, study, force=force, progress=False if as_json else None)
+    if as_json:
+        print_json({"folder": str(folder), "records": records})
+    else:
+        typer.echo((folder / "table.md").read_text())
+        typer.echo(f"Written to {folder}: {', '.join(gaussian_report.FILES)}")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'unnorm reproduce toy2d'.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
+    from unnorm.paper.toy2d.report import write
+
+    _print_report(folder, write(folder), as_json)
+
+
+def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
+    from unnorm.paper.toy2d.results import read
+    from unnorm.paper.toy2d.summary import summarise
+
+    words = summarise(read(folder))
+    if as_json:
+        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": words})
+        return
+    for line in words:
+        typer.echo(line)
+    typer.echo(f"Written to {folder}: {', '.join(path.name for path in files)}")
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(name.strip() for name in text.split(","))
