@@ -58,7 +58,7 @@ USUAL_BETA = {"sgd": 1.0, "adam": 0.1, "own": 0.1}  # plain SGD, and Adam with t
 PAPER_BETA, PAPER_GAMMA = 0.9, 0.1
 CHUNK = {"cpu": 1024, "cuda": 8192}  # points of each replica evaluated at once
 AHEAD = 32  # draws of each replica at once, on a GPU
-TRIAL_SECONDS = {"cpu": 0.15, "cuda": 0.6}
+TRIAL_SECONDS = {"cpu": 0.3, "cuda": 0.6}
 TRIAL_RUNS = {"cpu": 4, "cuda": 120}
 MOST_STEPS = 200_000
 

@@ -22,7 +22,7 @@ from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
 from unnorm.paper.toy2d.results import FILE
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, Size
 from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Stack, stacks
-from unnorm.processes import Work, computed, one_thread
+from unnorm.processes import Work, computed
 from unnorm.progress import Progress
 
 __all__ = ["Study", "cores"]
@@ -103,7 +103,7 @@ class Study:
         with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study") as bar:
             clock = _Clock(ledger)
             self._truths(clock)
-            steps = self._steps(clock)
+            steps = self._steps(clock, bar)
             self._networks(clock, steps, bar)
             self._compare(ledger)
             self._peers(clock, bar)
@@ -138,28 +138,18 @@ class Study:
             }
             clock.write("truths", [facts | {"entropy": entropy(plane(name, self.plan.cells))}, drawn])
 
-    def _steps(self, clock: "_Clock") -> dict[str, int]:
-        """How many steps each stack takes: as many as fit into the seconds that a run has."""
-        known = {record["key"]: record["steps"] for record in clock.ledger.of("timing")}
-        steps = dict[str, int]()
-        for stack in self.stacks:
-            if stack.name in steps:
-                continue
-            key = key_of({**self.common, "timing": stack.name, "device": self.device})
-            if key not in known:
-                record = self._timing(stack) | {"key": key}
-                clock.write("trials of step times", [record])
-                known[key] = record["steps"]
-            steps[stack.name] = known[key]
-        return steps
+    def _steps(self, clock: "_Clock", bar: Progress) -> dict[str, int]:
+        """How many steps each stack takes: as many as fit into the seconds that a run has.
 
-    def _timing(self, stack: Stack) -> dict[str, Any]:
-        with one_thread(self.jobs > 1):
-            seconds, replicas = stack.step_seconds(self.plan, self.device)
-            single = stack.single_seconds(self.plan, self.device) if self.device == "cuda" else None
-        steps = max(2, min(MOST_STEPS, round(self.plan.seconds / seconds)))
-        facts = {"kind": "timing", "method": stack.methods[0], "style": stack.style, "n_steps": stack.n_steps}
-        return facts | {"replicas": replicas, "step_seconds": seconds, "single_seconds": single, "steps": steps}
+        Tried as they will be trained, so many processes at once: they share caches and memory.
+        """
+        first = {stack.name: stack for stack in reversed(self.stacks)}
+        keys = {name: key_of({**self.common, "timing": name, "device": self.device}) for name in first}
+        missing = [name for name in reversed(first) if keys[name] not in clock.ledger.keys]
+        work = [(_timing, (first[name], self.plan, self.device, keys[name])) for name in missing]
+        self._write_all(clock, "trials of step times", work, bar, here=self.device == "cuda")
+        known = {record["key"]: record["steps"] for record in clock.ledger.of("timing")}
+        return {name: known[key] for name, key in keys.items()}
 
     def _networks(self, clock: "_Clock", steps: Mapping[str, int], bar: Progress) -> None:
         there = {record["key"]: record for record in clock.ledger.of("run")}
@@ -218,6 +208,14 @@ class _Clock:
         now = time.perf_counter()
         self.ledger.write([*records, {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}])
         self.last = now
+
+
+def _timing(stack: Stack, size: Size, device: str, key: str) -> list[dict[str, Any]]:
+    seconds, replicas = stack.step_seconds(size, device)
+    single = stack.single_seconds(size, device) if device == "cuda" else None
+    steps = max(2, min(MOST_STEPS, round(size.seconds / seconds)))
+    facts = {"kind": "timing", "key": key, "method": stack.methods[0], "style": stack.style, "n_steps": stack.n_steps}
+    return [facts | {"replicas": replicas, "step_seconds": seconds, "single_seconds": single, "steps": steps}]
 
 
 def _stack_records(
