@@ -24,6 +24,7 @@ from unnorm.optim import adam as adam_style
 from unnorm.paper.toy2d import peers, problem, report, stack
 from unnorm.paper.toy2d.cells import Cell, agreement, column, p_value, paper_rank
 from unnorm.paper.toy2d.completeness import RUNAWAY_KL, left_out
+from unnorm.paper.toy2d.flow import SplineDensity
 from unnorm.paper.toy2d.protocol import chosen_settings, protocol, provenance
 from unnorm.paper.toy2d.results import METRICS, Place, Setting, choose, read
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, STYLES, TABLES
@@ -628,7 +629,7 @@ class TestHowItWasDone:
 
     def test_flow_of_the_protocol(self, results):
         pytest.importorskip("zuko")
-        flow = stack.SplineDensity(problem.Problem("moons", 0, SIZES["smoke"])).flow
+        flow = SplineDensity(problem.Problem("moons", 0, SIZES["smoke"])).flow
         widths = [layer.out_features for layer in flow.transform.transforms[0].hyper if hasattr(layer, "out_features")]
         words = f"{len(flow.transform.transforms)} transforms and networks of {' x '.join(map(str, widths[:-1]))}"
         assert words in " ".join(protocol(results).lines)

@@ -279,7 +279,7 @@ def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
     pieces = []
     monkeypatch.setattr(toy2d_study, "computed", lambda work, *rest: pieces.extend(work) or iter(()))
     monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: [])
-    study = Study("smoke", device="cuda", jobs=4, backend="dask", methods=("nce", "kde"), data=("moons",))
+    study = Study("smoke", device="cuda", jobs=4, backend="threading", methods=("nce", "kde"), data=("moons",))
     clock = toy2d_study._Clock(Ledger(tmp_path / FILE))
     steps = {stack.name: 2 for stack in study.stacks}
     with Progress(study.runs, enabled=False) as bar:
@@ -306,7 +306,9 @@ def test_another_study_is_not_mixed_in(smoke, tmp_path):
     with pytest.raises(InvalidValue, match="Unknown data set 'moon'. Did you mean 'moons'?"):
         Study("smoke", data=("moon",))
     with pytest.raises(InvalidValue, match="joblib cannot use the backend 'nowhere'"):
-        Study("smoke", methods=("gmm",), data=("moons",), backend="nowhere", jobs=2).run(tmp_path, progress=False)
+        Study("smoke", backend="nowhere")
+    with pytest.raises(InvalidValue, match="The 'jobs' of the study must be at least 1. Got -3."):
+        Study("smoke", jobs=-3)
 
 
 def test_the_sizes_are_the_protocol():
@@ -339,6 +341,7 @@ class TestCommandLine:
             (("toy2d", "--data", "moon"), "Unknown data set 'moon'. Did you mean 'moons'?"),
             (("toy2d", "--device", "gpu"), "Unknown device 'gpu'"),
             (("toy2d", "--seed", "1000"), "The seed of the study must be an integer from 0 to 999."),
+            (("toy2d", "--jobs", "0"), "--jobs"),
             (("toy3d",), "Unknown study 'toy3d'. Did you mean 'toy2d'?"),
         ],
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import torch
@@ -9,7 +10,7 @@ from joblib import Parallel, delayed, parallel_config
 
 from unnorm.errors import InvalidValue
 
-__all__ = ["Work", "computed", "one_thread"]
+__all__ = ["Work", "check_backend", "computed"]
 
 Work: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments; both travel to other processes."""
@@ -17,8 +18,12 @@ Work: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def _alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """One piece of work in a process of its own: one thread, as there is one process for each core."""
-    with one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         return function(*arguments)
+    finally:
+        torch.set_num_threads(before)
 
 
 def computed(work: Sequence[Work], jobs: int, backend: str = "loky") -> Iterator[Any]:
@@ -34,33 +39,35 @@ def computed(work: Sequence[Work], jobs: int, backend: str = "loky") -> Iterator
         yield from Parallel(return_as="generator_unordered")(delayed(_alone)(*piece) for piece in work)
 
 
+def check_backend(backend: str) -> None:
+    """Refuse a backend that joblib does not know here.
+
+    >>> check_backend("nowhere")
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: joblib cannot use the backend 'nowhere': Invalid backend: nowhere, expected one of ...
+    """
+    package = {"dask": "distributed", "ray": "ray"}.get(backend)
+    if package is not None and find_spec(package) is None:
+        raise InvalidValue(f"The backend '{backend}' needs the package {package}: pip install 'unnorm[{backend}]'.")
+    if package is None:
+        try:
+            with parallel_config(backend=backend):
+                pass
+        except ValueError as problem:
+            raise InvalidValue(f"joblib cannot use the backend '{backend}': {problem}") from problem
+
+
 @contextmanager
 def _ready(backend: str) -> Iterator[None]:
     """Make joblib's backend ready. Where a cluster is, Dask and Ray know from DASK_SCHEDULER_ADDRESS and RAY_ADDRESS;
     without these both make one of this machine's cores."""
     with ExitStack() as stack:
-        try:
-            if backend == "dask":
-                from distributed import Client
+        if backend == "dask":
+            from distributed import Client
 
-                stack.enter_context(Client())
-            elif backend == "ray":
-                from ray.util.joblib import register_ray
+            stack.enter_context(Client())
+        elif backend == "ray":
+            from ray.util.joblib import register_ray
 
-                register_ray()
-            with parallel_config(backend=backend):
-                pass
-        except (ValueError, ImportError) as problem:
-            raise InvalidValue(f"joblib cannot use the backend '{backend}': {problem}") from problem
+            register_ray()
         yield
-
-
-@contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
-    """One thread for torch meanwhile, as each of several processes has; or what it had, where that is not wanted."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if wanted else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,7 +4,7 @@
 axis of a request among the streams, in order: each run gets the numbers it would have got alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,8 @@ class Request(NamedTuple):
     high: int = 0
 
 
-DRAW: Mapping[str, Callable[..., Tensor]] = {"normal": torch.randn, "uniform": torch.rand}
+def _torchs(kind: str) -> Callable[..., Tensor]:
+    return torch.randn if kind == "normal" else torch.rand
 
 
 class Streams(torch.Generator):
@@ -115,7 +116,7 @@ class Streams(torch.Generator):
             elif request.kind == "integers":
                 out[:, k] = torch.randint(request.high, shape, generator=generator, **options)  # type: ignore[call-overload]
             else:
-                out[:, k] = DRAW[request.kind](shape, generator=generator, **options)
+                out[:, k] = _torchs(request.kind)(shape, generator=generator, **options)
         return out
 
 
@@ -128,7 +129,7 @@ def _draw(
 ) -> Tensor:
     if isinstance(generator, Streams):
         return generator.draw(kind, tuple(shape), dtype or torch.get_default_dtype())
-    return DRAW[kind](tuple(shape), generator=generator, device=device, dtype=dtype)
+    return _torchs(kind)(tuple(shape), generator=generator, device=device, dtype=dtype)
 
 
 def normal(

@@ -24,10 +24,11 @@ def reproduce(
     ],
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
     size: Annotated[
-        str, typer.Option(help="toy2d: smoke (seconds), laptop (15 minutes on two cores) or full (a GPU).")
+        str,
+        typer.Option(help="toy2d: smoke (to try it; its numbers mean nothing), laptop (15 minutes) or full (a GPU)."),
     ] = "laptop",
     device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
-    jobs: Annotated[int | None, typer.Option(help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
     backend: Annotated[
         str, typer.Option(help="toy2d: joblib's, for --jobs: loky (local processes), dask, ray, ...")
     ] = "loky",

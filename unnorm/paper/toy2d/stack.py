@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm import replicas, train
-from unnorm.errors import HealthWarning, InvalidValue
+from unnorm.errors import HealthWarning
 from unnorm.estimators import (
     ENCE,
     MECO,
@@ -31,6 +31,7 @@ from unnorm.estimators import (
 from unnorm.ledger import key_of
 from unnorm.models import MLP, Bridged
 from unnorm.noise import Noise
+from unnorm.paper.toy2d.flow import SplineDensity
 from unnorm.paper.toy2d.problem import DRAWS, START, STREAM, Measured, Problem, picture, plane, sampled
 from unnorm.paper.toy2d.results import choose
 from unnorm.paper.toy2d.spec import METHODS, Method, Size
@@ -163,29 +164,25 @@ class Stack:
     def step_seconds(self, size: Size, device: str) -> tuple[float, int]:
         """Seconds of a step for each of the replicas, by a short trial; and how many replicas."""
         runs = self.runs(size)[: TRIAL_RUNS[device]]  # as many for all: a wide stack would get more steps for its width
-        few = 6
-        self.train(runs, size, few, device)  # warms up
-        base = self.train(runs, size, few, device).seconds
-        more = max(few, min(100, round(TRIAL_SECONDS[device] / (base / few))))
-        longer = self.train(runs, size, few + more, device).seconds
-        return max(longer - base, 0.05 * longer) / more / len(runs), len(runs)
+        return _tried(lambda steps: self.train(runs, size, steps, device).seconds, device) / len(runs), len(runs)
 
     def single_seconds(self, size: Size, device: str) -> float:
         """Seconds of a step of the first run alone, by `train.fit`."""
         run = self.runs(size)[0]
         problem = _problem(run.data, run.seed, size)
         fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
-        taken, few = [], 3
-        for steps in (few, few, 4 * few):  # the first warms up
+
+        def seconds(steps: int) -> float:
             estimator = self.estimator(copy.deepcopy(problem.noise), METHODS[run.method].gamma)
+            model = copy.deepcopy(self.model(run, size))
             began = time.perf_counter()
             with warnings.catch_warnings(), matmul_precision(size.matmul):
                 warnings.simplefilter("ignore", HealthWarning)
                 training = self.training(size, steps)
-                model = copy.deepcopy(self.model(run, size))
                 train.fit(model, estimator, problem.train, training, fabric=fabric, progress=False)
-            taken.append(time.perf_counter() - began)
-        return max(taken[2] - taken[1], 0.0) / (3 * few)
+            return time.perf_counter() - began
+
+        return _tried(seconds, device)
 
     def records(
         self,
@@ -214,8 +211,9 @@ class Stack:
         for run in _candidates(measured, known):
             if measured[run]["status"] == "ok":
                 problem, where = _problem(run.data, run.seed, size), plane(run.data, size.cells)
-                if self.first.estimator == "flow":
-                    samples = _flow_samples(trained[run], size.points, problem.generator(DRAWS))
+                model = trained[run][0].one(trained[run][1])
+                if isinstance(model, SplineDensity):
+                    samples = model.cpu().sample(size.points, problem.number(DRAWS))
                 else:
                     samples = sampled(grids[run], where, size.points, problem.generator(DRAWS))
                 measured[run] |= problem.discrepancy(samples.to(device))
@@ -249,6 +247,16 @@ class Stack:
         with torch.no_grad():
             drawn = picture(lambda x: model(x.to(device)) - facts["log_z"], run.data)
         return {"kind": "picture", "run": facts["key"], **run._asdict(), **drawn}
+
+
+def _tried(seconds: Callable[[int], float], device: str) -> float:
+    """Seconds of a step, from what a few steps and many more take: each the better of two, as chance only adds."""
+    few = 6
+    seconds(few)  # warms up
+    base = min(seconds(few), seconds(few))
+    more = max(few, min(100, round(TRIAL_SECONDS[device] / (base / few))))
+    longer = min(seconds(few + more), seconds(few + more))
+    return max(longer - base, 0.05 * longer) / more
 
 
 def _candidates(measured: Mapping[Run, Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -290,37 +298,3 @@ def everywhere(model: Stacked, points: Sequence[Tensor]) -> Tensor:
         part = torch.cat([own[start : start + chunk] for own in points]).to(parameter)
         found.append(apart(model(part), model.shape).cpu())
     return torch.cat(found, -1)
-
-
-class SplineDensity(nn.Module):
-    """zuko's neural spline flow (Durkan et al. 2019) of the standardised rows: a density that is normalised already."""
-
-    loc: Tensor
-    scale: Tensor
-
-    def __init__(self, problem: Problem):
-        super().__init__()
-        try:
-            import zuko
-        except ImportError as missing:
-            raise InvalidValue("The flow of the study needs the package zuko: pip install 'unnorm[flow]'.") from missing
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(problem.number(START))
-            self.flow = zuko.flows.NSF(2, transforms=3, hidden_features=(128, 128))
-        self.register_buffer("loc", problem.train.mean(0))
-        self.register_buffer("scale", problem.train.std(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.flow().log_prob((x - self.loc) / self.scale) - self.scale.log().sum()
-
-    def sample(self, n: int) -> Tensor:
-        return self.loc + self.scale * self.flow().sample((n,))
-
-
-@torch.no_grad()
-def _flow_samples(trained: tuple[Stacked, int], n: int, generator: torch.Generator) -> Tensor:
-    model = trained[0].one(trained[1]).cpu()
-    assert isinstance(model, SplineDensity)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator.initial_seed())
-        return model.sample(n)

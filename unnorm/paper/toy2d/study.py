@@ -22,7 +22,7 @@ from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
 from unnorm.paper.toy2d.results import FILE
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, Size
 from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Stack, stacks
-from unnorm.processes import Work, computed
+from unnorm.processes import Work, check_backend, computed
 from unnorm.progress import Progress
 
 __all__ = ["Study", "cores"]
@@ -64,6 +64,9 @@ class Study:
             for name in given:
                 if name not in known:
                     raise InvalidValue(unknown(what, name, known))
+        if self.jobs < 1:
+            raise InvalidValue(f"The 'jobs' of the study must be at least 1. Got {self.jobs}.")
+        check_backend(self.backend)
         if not 0 <= self.seed < 1000:
             raise InvalidValue(f"The seed of the study must be an integer from 0 to 999. Got {self.seed}.")
 
