@@ -110,7 +110,10 @@ class MECO(Contrastive):
 
     @property
     def effective_draws(self) -> float:
-        return float(1 / torch.as_tensor(self._now.gamma).max()) if isinstance(self._now, EMA) else 1.0
+        if not isinstance(self._now, EMA):
+            return 1.0
+        gamma = self._now.gamma
+        return 1 / (float(gamma.max()) if isinstance(gamma, Tensor) else gamma)
 
     def compare(self, seen: Contrast) -> Objective:
         constant = None
