@@ -229,8 +229,10 @@ def test_a_stopped_study_goes_on_where_it_stopped(smoke, tmp_path, monkeypatch):
             same = pytest.approx(run[name], rel=1e-3, abs=1e-5) if run[name] is not None else None
             assert after[key][name] == same, (run["method"], name)
     trained.clear()
+    before = (tmp_path / FILE).read_bytes()
     Study("smoke").run(tmp_path, progress=False)
     assert not trained
+    assert (tmp_path / FILE).read_bytes() == before  # a call that finds nothing to do leaves no trace
 
 
 def test_processes_compute_the_same(tmp_path):
@@ -280,7 +282,7 @@ def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
     monkeypatch.setattr(toy2d_study, "computed", lambda work, *rest: pieces.extend(work) or iter(()))
     monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: [])
     study = Study("smoke", device="cuda", jobs=4, backend="threading", methods=("nce", "kde"), data=("moons",))
-    clock = toy2d_study._Clock(Ledger(tmp_path / FILE))
+    clock = toy2d_study._Clock(Ledger(tmp_path / FILE), {"kind": "study"})
     steps = {stack.name: 2 for stack in study.stacks}
     with Progress(study.runs, enabled=False) as bar:
         study._networks(clock, steps, bar)

@@ -71,6 +71,14 @@ def adam(parameters: Iterable[nn.Parameter], lr: float, beta: float = 0.9, beta2
     return torch.optim.Adam(parameters, lr, betas=(1 - beta, beta2), fused=True)
 
 
+def _evaluated(closure: Callable[[], float] | None) -> float | None:
+    """A step's closure, with gradients, as torch's own optimizers call it."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class NGD(torch.optim.Optimizer):
     """Normalised gradient descent: theta -= lr g / |g|, with g the gradient of all parameters together.
 
@@ -96,10 +104,7 @@ class NGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _evaluated(closure)
         directions = []
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -155,10 +160,7 @@ class NormalisedAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _evaluated(closure)
         trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         for parameter, unit in zip(trained, normalised([p.grad for p in trained]) if trained else (), strict=True):
             parameter.grad = unit

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, silent when that is not a terminal."""
+"""A progress bar on standard error; where that is not a terminal, nothing, or for long work a line now and then."""
 
 import sys
 import time
@@ -11,20 +11,33 @@ from rich.progress import Progress as Bar
 
 __all__ = ["Progress", "summary"]
 
+LINES = 30.0  # seconds between two lines where there is no terminal
 PERIOD = 0.1  # seconds between two redraws: reading numbers off a device costs a synchronisation
 
 
 class Progress:
     """Shows the step, the numbers worth watching, and the time left.
 
+    Args:
+        total: steps in all.
+        done: steps done before.
+        enabled: None for a bar on a terminal only.
+        label: what is under way.
+        lines: whether a file or a pipe in place of a terminal gets plain lines, one in half a minute.
+
     >>> with Progress(10, enabled=False) as bar:
     ...     bar.due()
     False
     """
 
-    def __init__(self, total: int, done: int = 0, *, enabled: bool | None = None, label: str = "fit"):
+    def __init__(
+        self, total: int, done: int = 0, *, enabled: bool | None = None, label: str = "fit", lines: bool = False
+    ):
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
-        self._last = 0.0
+        self._lines = lines and enabled is None and not self._enabled
+        self._began = time.monotonic()
+        self._last = self._began if self._lines else 0.0
+        self._label, self._total = label, total
         if self._enabled:
             self._bar = Bar(
                 TextColumn(label),
@@ -55,6 +68,9 @@ class Progress:
 
     def show(self, step: int, numbers: Mapping[str, float]) -> None:
         """Redraw with the numbers of this step."""
+        if self._lines and time.monotonic() - self._last > LINES:
+            self._last = time.monotonic()
+            print(f"{self._label}: {step:,} of {self._total:,}, {self._last - self._began:.0f} s", file=sys.stderr)
         if not self._enabled:
             return
         self._last = time.monotonic()

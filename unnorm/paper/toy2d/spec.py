@@ -214,10 +214,10 @@ SIZES: Mapping[str, Size] = {
         components=(8, 16),
     ),
     "laptop": Size(
-        seeds=2,
+        seeds=3,
         rates={"sgd": (1e-1, 1e-2), "adam": (1e-2, 1e-3), "own": (1e-2, 1e-3)},
         n_steps=(20,),
-        seconds=1.2,
+        seconds=0.85,
         batch=128,
         train=5_000,
         validation=2_000,

@@ -27,7 +27,7 @@ from unnorm.progress import Progress
 
 __all__ = ["Study", "cores"]
 
-TOGETHER = {"cpu": 24, "cuda": 600}  # replicas in one computation at most
+TOGETHER = {"cpu": 24, "cuda": 120}  # replicas in one computation at most: as many as their steps are tried with
 FLOORS = 20  # pairs of samples of the truth
 
 
@@ -102,13 +102,12 @@ class Study:
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
         ledger = _claimed(folder, self, force)
-        ledger.write([self._start(command)])
-        with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study") as bar:
-            clock = _Clock(ledger)
+        with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
+            clock = _Clock(ledger, self._start(command))
             self._truths(clock)
             steps = self._steps(clock, bar)
             self._networks(clock, steps, bar)
-            self._compare(ledger)
+            self._compare(clock)
             self._peers(clock, bar)
         return ledger
 
@@ -132,6 +131,9 @@ class Study:
                 values = [pair[metric] for pair in pairs]
                 facts |= {metric: float(np.mean(values)), f"{metric}_sd": float(np.std(values, ddof=1))}
             truth = Problem(name, 0, self.plan).truth
+            seeds = range(self.seed, self.seed + self.plan.seeds)
+            own = [-float(truth.log_prob(Problem(name, seed, self.plan).test).mean()) for seed in seeds]
+            facts |= {"test_nll": float(np.mean(own)), "test_nll_sd": float(np.std(own, ddof=1)), "seeds": len(own)}
             drawn = {
                 "kind": "picture",
                 "method": "truth",
@@ -180,8 +182,9 @@ class Study:
             clock.write(part, [one for one in records if one["kind"] != "run" or one["key"] not in clock.ledger.keys])
             bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {})
 
-    def _compare(self, ledger: Ledger) -> None:
+    def _compare(self, clock: "_Clock") -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
+        ledger = clock.ledger
         replicas = {(stack.methods[0], stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
         key = key_of({**self.common, "throughput": sum(replicas.values())})
         timings = {(one["method"], one["style"], one["n_steps"]): one for one in ledger.of("timing")}
@@ -198,19 +201,24 @@ class Study:
         total = sum(count * timings[name]["steps"] for name, count in replicas.items())
         facts = {"kind": "throughput", "key": key, "device": _hardware(self), "replicas": sum(replicas.values())}
         facts |= {"stacked_per_second": total / seconds, "single_per_second": total / singly, "ratio": singly / seconds}
-        ledger.write([facts])
+        clock.write("networks", [facts])
 
 
 class _Clock:
-    """Writes records with the wall seconds since the last ones: a kill loses only the time of what it stopped."""
+    """Writes records with the wall seconds since the last ones: a kill loses only the time of what it stopped.
 
-    def __init__(self, ledger: Ledger):
+    The start goes before the first of them: a call that finds nothing to compute leaves no trace.
+    """
+
+    def __init__(self, ledger: Ledger, start: Mapping[str, Any]):
         self.ledger, self.last = ledger, time.perf_counter()
+        self._start = [start]
 
     def write(self, part: str, records: Sequence[Mapping[str, Any]]) -> None:
         now = time.perf_counter()
-        self.ledger.write([*records, {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}])
-        self.last = now
+        seconds = {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}
+        self.ledger.write([*self._start, *records, seconds])
+        self.last, self._start = now, []
 
 
 def _timing(stack: Stack, size: Size, device: str, key: str) -> list[dict[str, Any]]:
