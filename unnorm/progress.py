@@ -66,15 +66,17 @@ class Progress:
         """Whether it is time to redraw."""
         return self._enabled and time.monotonic() - self._last > PERIOD
 
-    def show(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Redraw with the numbers of this step."""
+    def show(self, step: int, numbers: Mapping[str, float], part: str = "") -> None:
+        """Redraw with the numbers of this step, and the part of the work it belongs to."""
         if self._lines and time.monotonic() - self._last > LINES:
             self._last = time.monotonic()
-            print(f"{self._label}: {step:,} of {self._total:,}, {self._last - self._began:.0f} s", file=sys.stderr)
+            where = f" ({part})" if part else ""
+            seconds = self._last - self._began
+            print(f"{self._label}: {step:,} of {self._total:,}{where}, {seconds:.0f} s", file=sys.stderr, flush=True)
         if not self._enabled:
             return
         self._last = time.monotonic()
-        self._bar.update(self._task, completed=step, numbers=summary(numbers))
+        self._bar.update(self._task, completed=step, numbers=part or summary(numbers))
 
 
 def summary(numbers: Mapping[str, float]) -> str:

@@ -92,22 +92,29 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
+    from unnorm.paper.gaussian_report import wrote
     from unnorm.paper.toy2d.report import write
+
+    if wrote(folder):
+        raise InvalidValue(
+            f"'{folder}' holds the study gaussian-mean, whose report is its table.md: 'unnorm reproduce gaussian-mean' "
+            "writes it with its numbers. This command is for toy2d."
+        )
 
     _print_report(folder, write(folder), as_json)
 
 
 def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
     from unnorm.paper.toy2d.results import read
-    from unnorm.paper.toy2d.summary import summarise
+    from unnorm.paper.toy2d.summary import headlines, summarise
 
-    words = summarise(read(folder))
+    results = read(folder)
     if as_json:
-        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": words})
+        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": summarise(results)})
         return
-    for line in words:
-        typer.echo(line)
-    typer.echo(f"Written to {folder}: {', '.join(path.name for path in files)}")
+    for line in headlines(results):
+        typer.echo(f"- {line}")
+    typer.echo(f"The whole report is {folder / 'report.html'}; beside it are report.md, its figures and results.jsonl.")
 
 
 def _names(text: str | None) -> tuple[str, ...]:

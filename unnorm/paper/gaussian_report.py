@@ -16,7 +16,7 @@ from unnorm.folders import without_nan
 from unnorm.paper.gaussian_study import METHODS, PAPER_RATES, PAPER_SECONDS, Study
 from unnorm.progress import Progress
 
-__all__ = ["FILES", "Landscape", "landscape", "reproduce", "table"]
+__all__ = ["FILES", "Landscape", "landscape", "reproduce", "table", "wrote"]
 
 FILES = ("results.jsonl", "table.md", "landscapes.png", "errors.png")
 LINES = {  # colour, line style
@@ -93,6 +93,11 @@ def reproduce(out: Path, study: Study, *, force: bool = False, progress: bool | 
     except OSError as problem:
         raise InvalidValue(f"The output folder '{out}' cannot be written: {problem.strerror}.") from problem
     return records
+
+
+def wrote(folder: Path) -> bool:
+    """Whether a folder holds this study."""
+    return all((folder / name).exists() for name in FILES)
 
 
 def table(study: Study, records: Sequence[Mapping[str, Any]]) -> str:

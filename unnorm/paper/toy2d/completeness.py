@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from unnorm.paper.toy2d.results import METRICS, Results, Row, Run, counted, title
 from unnorm.paper.toy2d.spec import DATA, METHODS
 
-__all__ = ["RUNAWAY_KL", "diverged", "left_out", "ran_away"]
+__all__ = ["RUNAWAY_KL", "Fallen", "by_rate", "diverged", "left_out", "ran_away"]
 
 RUNAWAY_KL = 10.0  # nats above which a model is of no use, though its numbers are finite
 
@@ -23,6 +23,42 @@ def ran_away(run: Run) -> bool:
 
 def _fell(run: Run) -> bool:
     return bool(run["status"] != "ok")
+
+
+class Fallen(NamedTuple):
+    """Of some runs, how many diverged and how many more ran away.
+
+    >>> Fallen(30, 30, 0).words, Fallen(30, 2, 1).words, Fallen(30, 0, 28).words
+    ('all 30 diverge', '2 of 30 diverge, 1 of 30 run away', '28 of 30 run away')
+    """
+
+    runs: int
+    fell: int
+    away: int
+
+    @property
+    def words(self) -> str:
+        counts = (("diverge", self.fell), ("run away", self.away))
+        parts = [
+            f"{'all' if count == self.runs else f'{count} of'} {self.runs} {verb}" for verb, count in counts if count
+        ]
+        return ", ".join(parts) or f"none of {self.runs} diverges"
+
+
+def by_rate(results: Results) -> dict[Row, dict[float, Fallen]]:
+    """Of each method with a learning rate, and each rate from the largest: over all data sets, seeds and settings."""
+    groups: dict[Row, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in results.runs:
+        if run.get("lr") is not None:
+            groups[run["method"], run["style"]][run["lr"]].append(run)
+    return {
+        row: {
+            lr: Fallen(len(runs), sum(map(_fell, runs)), sum(map(ran_away, runs)))
+            for lr, runs in sorted(groups[row].items(), reverse=True)
+        }
+        for row in results.rows()
+        if row in groups
+    }
 
 
 def diverged(results: Results) -> str:

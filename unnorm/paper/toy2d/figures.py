@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 COLOURS = {"sgd": "#1b8ac4", "adam": "#d1495b", "own": "#3a9d5d"}
+OTHERS = ["sensitivity", "beyond", "instead"]  # methods that are not in the paper's tables
 SIZE, GAP = 96, 6  # pixels of a density, and between two
 DENSITY_DPI = 200  # two pixels for each of a hundredth of an inch: cells are drawn whole
 LEVELS, SHADES = 64, 32  # of a density's colour and of the ink: what can be seen, and a file of a third of the size
@@ -38,7 +39,8 @@ LEVELS, SHADES = 64, 32  # of a density's colour and of the ink: what can be see
 def figures(results: Results) -> list[Picture]:
     """Those there is something to draw for."""
     with rc_context(STYLE):
-        found = [_densities(results, style) for style in ("sgd", "adam")]
+        parts = ((style, origins) for style in ("sgd", "adam") for origins in (["paper"], OTHERS))
+        found = [_densities(results, style, origins) for style, origins in parts]
         return [one for one in (*found, _kl(results), _sensitivity(results)) if one is not None]
 
 
@@ -75,9 +77,9 @@ def _snapped(rgba: np.ndarray, palette: np.ndarray) -> Image.Image:
     return image
 
 
-def _densities(results: Results, style: str) -> Picture | None:
+def _densities(results: Results, style: str, origins: Sequence[str]) -> Picture | None:
     """Figure 3: a row for each method, a column for each data set, on the scale of the truth of its column."""
-    rows = [*results.rows(style), *results.rows("own")]
+    rows = results.rows(style, "own", origins=origins)
     shown = [row for row in rows if any(results.picture(Place(*row, data)) for data in results.data)]
     if not shown:
         return None
@@ -93,14 +95,18 @@ def _densities(results: Results, style: str) -> Picture | None:
     for column, line in absent:
         axis.text(_middle(column), _middle(line), "none", ha="center", va="center")
     axis.spines[:].set_visible(False)
+    own = origins == ["paper"]
+    whose = "the paper's methods" if own else "the other methods"
     alt = (
-        f"Densities, {STYLES[style]}, first seed, at the chosen settings: the truth above, below it a row for each "
-        f"method, a column for each data set ({', '.join(results.data)}). Each column has the colour scale of its "
-        "truth."
+        f"Densities, {STYLES[style]}, {whose}, first seed, at the chosen settings: the truth above, below it a row for "
+        f"each method, a column for each data set ({', '.join(results.data)}). Each column has the colour scale of "
+        "its truth."
     )
     ink = [[*(round(255 * part) for part in to_rgb(INK)), round(255 * k / (SHADES - 1))] for k in range(SHADES)]
     palette = np.concatenate([colormaps["viridis"](np.linspace(0, 1, LEVELS), bytes=True), np.array(ink, np.uint8)])
-    return Picture(f"densities-{style}.png", alt, _png(_snapped(_rgba(figure, DENSITY_DPI), palette)))
+    return Picture(
+        f"densities-{style}{'' if own else '-others'}.png", alt, _png(_snapped(_rgba(figure, DENSITY_DPI), palette))
+    )
 
 
 def _middle(place: Any) -> Any:

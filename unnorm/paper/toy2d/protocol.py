@@ -57,6 +57,7 @@ PROTOCOL = (
     "Diverged: a run whose numbers became NaN or infinite. It counts as a loss. Ran away: a run with finite numbers "
     "and a KL above {runaway:g} nats. It counts by its numbers.",
 )
+INNER = 3  # values of a grid that has one between its edges
 PRODUCTS = {"highest": "full float32", "high": "TF32", "medium": "bfloat16"}
 
 
@@ -74,17 +75,20 @@ def chosen_settings(results: Results) -> list[Block]:
             if runs is None:
                 line.append(Entry("-"))
                 continue
-            edge = len(values) > 1 and _tuned(runs[0]) in (min(values), max(values))
-            total, edges = total + (len(values) > 1), edges + edge
+            edge = len(values) >= INNER and _tuned(runs[0]) in (min(values), max(values))
+            total, edges = total + (len(values) >= INNER), edges + edge
             line.append(_setting(runs, edge))
         lines.append(line)
     budget = results.plan.get("seconds")
     time = f" of {budget} s" if budget is not None else ""
+    marked = [
+        "^: the learning rate, bandwidth or number of components is the least or the largest of three or more that "
+        f"were tried: {edges} of {total}."
+    ]
     words = [
         f"Methods with an optimizer have an equal training time{time}: a slower step means fewer. "
         "The setting is the one with the least mean validation NLL over the seeds; the test set has no say.",
-        "^: the learning rate, bandwidth or number of components is the least or the largest that was tried: "
-        f"{edges} of {total}.",
+        *(marked if total else []),
     ]
     caption = "Chosen learning rate (Langevin steps) or other setting; below it, steps and seconds of a run"
     return [Lines(words), Grid(caption, ["Method", *results.data], lines), *_timings(results)]
@@ -120,9 +124,8 @@ def _timings(results: Results) -> list[Block]:
     lines = []
     for one in results.timings:
         alone, stacked = one.get("single_seconds"), one.get("step_seconds")
-        ratio = alone / stacked if alone and stacked else None
         values = (one.get("n_steps"), one.get("replicas"), one.get("steps"))
-        times = (stacked and 1e6 * stacked, alone and 1e6 * alone, ratio)
+        times = (stacked and 1e6 * stacked, alone and 1e6 * alone, _ratio(one))
         entries = [Entry("-" if value is None else f"{value:,}", value) for value in values]
         entries += [
             Entry("-" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", value)
@@ -161,7 +164,7 @@ def provenance(results: Results) -> list[Block]:
     facts["runs"] = len(results.runs)
     facts["seconds of training, all runs"] = f"{sum(run.get('seconds') or 0 for run in results.runs):,.1f}"
     if results.throughput is not None:
-        facts["throughput"] = _throughput(results.throughput)
+        facts["throughput"] = _throughput(results, results.throughput)
     order = sorted(results.plan, key=lambda name: [*SETTINGS, name].index(name))
     settings = {SETTINGS.get(name, name): results.plan[name] for name in order}
     if precision := PRODUCTS.get(str(results.plan.get("matmul"))):
@@ -180,15 +183,29 @@ def _facts(caption: str, facts: Mapping[str, Any]) -> Grid:
     return Grid(caption, ["What", "Value"], [[label(name), label(_plain(value))] for name, value in facts.items()])
 
 
-def _throughput(one: Run) -> str:
+def _throughput(results: Results, one: Run) -> str:
     def known(name: str) -> str:
         return "an unknown number of" if one.get(name) is None else f"{one[name]:,.0f}"
 
+    ratios = [ratio for timing in results.timings if (ratio := _ratio(timing)) is not None]
+    each = f", by method {min(ratios):.0f} to {max(ratios):.0f}" if ratios else ""
+    precision = PRODUCTS.get(str(results.plan.get("matmul")))
+    products = f" Matrix products of both: {precision}." if precision else ""
     return (
         f"{known('replicas')} replicas on {one.get('device')}: {known('stacked_per_second')} replica-steps a second "
-        f"side by side, {known('single_per_second')} one by one: {known('ratio')} times as many. One by one is the "
-        "time of the first run of each computation, by `train.fit`, in a short trial."
+        f"side by side, {known('single_per_second')} one by one: {known('ratio')} times as many{each}. One by one "
+        f"is the time of the first run of each computation, by `train.fit`, in a short trial.{products}"
     )
+
+
+def _ratio(timing: Run) -> float | None:
+    """How many times longer a step takes alone than its share of a step side by side.
+
+    >>> _ratio({"single_seconds": 0.004, "step_seconds": 0.0001}), _ratio({"step_seconds": 0.1})
+    (40.0, None)
+    """
+    alone, stacked = timing.get("single_seconds"), timing.get("step_seconds")
+    return alone / stacked if alone and stacked else None
 
 
 def _clock(results: Results) -> list[Grid]:

@@ -21,6 +21,8 @@ __all__ = [
     "FILE",
     "FLOOR_ERRORS",
     "METRICS",
+    "SCALES",
+    "UNITS",
     "Place",
     "Results",
     "Row",
@@ -36,6 +38,8 @@ __all__ = [
 FILE = "results.jsonl"
 FLOOR_ERRORS = 3  # standard errors above the noise floor that still count as at it
 METRICS = {"mmd": "MMD", "frechet": "Frechet distance", "test_nll": "test NLL", "kl": "KL"}
+SCALES = {"mmd": 1e4, "frechet": 1.0, "test_nll": 1.0, "kl": 1.0}  # what a value is multiplied by where it is shown
+UNITS = {name: "" if scale == 1 else f" x {scale:,.0f}" for name, scale in SCALES.items()}
 ALWAYS = ("validation_nll", "test_nll", "kl")  # measured for every run: a null is a NaN or an infinity
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +53,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "run": (*ALWAYS, "mmd", "frechet", "seconds", "steps", "lr", "n_steps"),
     "timing": ("n_steps", "replicas", "steps", "step_seconds", "single_seconds"),
-    "floor": ("entropy", "mmd", "mmd_sd", "frechet", "frechet_sd", "n"),
+    "floor": ("entropy", "mmd", "mmd_sd", "frechet", "frechet_sd", "n", "test_nll", "test_nll_sd"),
     "throughput": ("replicas", "stacked_per_second", "single_per_second", "ratio"),
     "clock": ("seconds",),
 }

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import unnorm
+from unnorm.data.toy import toy
 from unnorm.errors import InvalidValue
 from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
@@ -104,7 +105,7 @@ class Study:
         ledger = _claimed(folder, self, force)
         with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
             clock = _Clock(ledger, self._start(command))
-            self._truths(clock)
+            self._truths(clock, bar)
             steps = self._steps(clock, bar)
             self._networks(clock, steps, bar)
             self._compare(clock)
@@ -119,29 +120,12 @@ class Study:
         facts |= {"methods": list(self.chosen), "data": list(self.sets), "device": self.device}
         return facts | {"started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
-    def _truths(self, clock: "_Clock") -> None:
+    def _truths(self, clock: "_Clock", bar: Progress) -> None:
         """The noise floor of the metrics, and a picture, of each data set."""
-        for name in self.sets:
-            key = key_of({**self.common, "floor": name})
-            if not clock.ledger.missing([key]):
-                continue
-            pairs = [Problem(name, 5_000 + k, self.plan).floor(self.device) for k in range(FLOORS)]
-            facts: dict[str, Any] = {"kind": "floor", "key": key, "data": name, "n": FLOORS}
-            for metric in ("mmd", "frechet"):
-                values = [pair[metric] for pair in pairs]
-                facts |= {metric: float(np.mean(values)), f"{metric}_sd": float(np.std(values, ddof=1))}
-            truth = Problem(name, 0, self.plan).truth
-            seeds = range(self.seed, self.seed + self.plan.seeds)
-            own = [-float(truth.log_prob(Problem(name, seed, self.plan).test).mean()) for seed in seeds]
-            facts |= {"test_nll": float(np.mean(own)), "test_nll_sd": float(np.std(own, ddof=1)), "seeds": len(own)}
-            drawn = {
-                "kind": "picture",
-                "method": "truth",
-                "data": name,
-                "seed": self.seed,
-                **picture(truth.log_prob, name),
-            }
-            clock.write("truths", [facts | {"entropy": entropy(plane(name, self.plan.cells))}, drawn])
+        keys = {name: key_of({**self.common, "floor": name}) for name in self.sets}
+        missing = [name for name in self.sets if keys[name] not in clock.ledger.keys]
+        work = [(_truth_records, (name, self.plan, self.device, keys[name])) for name in missing]
+        self._write_all(clock, "truths", work, bar, here=self.device == "cuda")
 
     def _steps(self, clock: "_Clock", bar: Progress) -> dict[str, int]:
         """How many steps each stack takes: as many as fit into the seconds that a run has.
@@ -180,7 +164,7 @@ class Study:
         pieces = (function(*arguments) for function, arguments in work) if here else None
         for records in pieces or computed(work, self.jobs, self.backend):
             clock.write(part, [one for one in records if one["kind"] != "run" or one["key"] not in clock.ledger.keys])
-            bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {})
+            bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {}, part)
 
     def _compare(self, clock: "_Clock") -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
@@ -219,6 +203,23 @@ class _Clock:
         seconds = {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}
         self.ledger.write([*self._start, *records, seconds])
         self.last, self._start = now, []
+
+
+def _truth_records(data: str, size: Size, device: str, key: str) -> list[dict[str, Any]]:
+    """What samples of the truth get from the metrics, what its density gets on the test rows, and how it looks."""
+    pairs = [Problem(data, 5_000 + k, size).floor(device) for k in range(FLOORS)]
+    facts: dict[str, Any] = {"kind": "floor", "key": key, "data": data, "n": FLOORS, "seeds": size.seeds}
+    found = {metric: [pair[metric] for pair in pairs] for metric in ("mmd", "frechet")}
+    seeds = range(size.first_seed, size.first_seed + size.seeds)
+    truth = toy(data)
+    found["test_nll"] = [-float(truth.log_prob(Problem(data, seed, size).test).mean()) for seed in seeds]
+    for metric, values in found.items():
+        facts |= {metric: float(np.mean(values)), f"{metric}_sd": float(np.std(values, ddof=1))}
+    drawn = {"kind": "picture", "method": "truth", "data": data, "seed": size.first_seed}
+    return [
+        facts | {"entropy": entropy(plane(data, size.cells))},
+        drawn | picture(truth.log_prob, data),
+    ]
 
 
 def _timing(stack: Stack, size: Size, device: str, key: str) -> list[dict[str, Any]]:

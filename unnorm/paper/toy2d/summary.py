@@ -2,65 +2,27 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, column, paper_rank
-from unnorm.paper.toy2d.completeness import diverged, left_out
-from unnorm.paper.toy2d.results import FLOOR_ERRORS, METRICS, Results, Row, counted, number, title
+from unnorm.paper.toy2d.completeness import RUNAWAY_KL, by_rate, diverged, left_out
+from unnorm.paper.toy2d.results import FLOOR_ERRORS, METRICS, SCALES, UNITS, Results, Row, counted, number, title
 from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES
+from unnorm.paper.toy2d.standing import Standing, outcome, standing, verbs
 
-__all__ = ["Standing", "details", "headlines", "standing", "summarise"]
+__all__ = ["details", "headlines", "summarise"]
+
+CAUTIONS = {
+    "smoke": "Size smoke shows that everything runs. Its networks are trained for a moment: its numbers mean nothing.",
+    "laptop": (
+        "Size laptop is a preview: fewer seeds, learning rates, rows and training steps than the paper's protocol. "
+        "Conclusions belong to size full."
+    ),
+}
 
 OF_SAMPLES = ("mmd", "frechet")
 OPTIMIZED = ("sgd", "adam")
-
-
-class Standing(NamedTuple):
-    """Where MECO stands by one metric among the paper's methods: data sets by outcome.
-
-    Attributes:
-        best: its mean is the least; `alone`, those of them where no other method ties.
-        ties: another has the least mean, and the test cannot tell the two apart.
-        losses: data set and who is best there.
-        failed: a seed of its own diverged.
-        tested: False where a column has too few seeds for a test.
-        ranks: of its mean, on each data set.
-    """
-
-    best: list[str]
-    alone: list[str]
-    ties: list[str]
-    losses: list[tuple[str, Row]]
-    failed: list[str]
-    tested: bool
-    ranks: list[float]
-
-    @property
-    def measured(self) -> int:
-        return len(self.best) + len(self.ties) + len(self.losses) + len(self.failed)
-
-
-def standing(results: Results, metric: str, style: str) -> Standing:
-    """Of MECO in one style, over the data sets where it was measured."""
-    rows, meco = results.rows(style, origins=["paper"]), ("meco", style)
-    tested = all(results.column(metric, rows, data).tested for data in results.data)
-    found = Standing([], [], [], [], [], tested, results.ranks(metric, rows, meco))
-    for data in results.data:
-        cell, where = results.cell(metric, meco, data), results.column(metric, rows, data)
-        if cell is None:
-            continue
-        if cell.failed:
-            found.failed.append(data)
-        elif where.best == meco:
-            found.best.append(data)
-            found.alone.extend([data] if not where.ties else [])
-        elif meco in where.ties:
-            found.ties.append(data)
-        else:
-            found.losses.append((data, where.best))
-    return found
 
 
 def summarise(results: Results) -> list[str]:
@@ -69,13 +31,14 @@ def summarise(results: Results) -> list[str]:
 
 
 def headlines(results: Results) -> list[str]:
-    """What was compared, how MECO does in all, and for each style what samples say and what the exact KL says."""
+    """What was compared, how MECO does in all, and for each style what samples, the exact KL and its rates say."""
     styles = _styles(results)
+    caution = CAUTIONS.get(str(results.starts[-1].get("size")), "")
     if not styles:
-        return ["MECO was not run."]
-    lines = [_compared(results, styles), _in_all(results, styles), _untested(results, styles)]
+        return [line for line in (caution, "MECO was not run.") if line]
+    lines = [caution, _compared(results, styles), _in_all(results, styles), _untested(results, styles)]
     for style in styles:
-        lines += [_by_samples(results, style), _by_kl(results, style)]
+        lines += [_by_samples(results, style), _by_kl(results, style), _by_rate(results, style)]
     return [line for line in lines if line]
 
 
@@ -94,25 +57,31 @@ def _styles(results: Results) -> list[str]:
 
 def _compared(results: Results, styles: Sequence[str]) -> str:
     others = {name for name, _ in results.rows(*styles, origins=["paper"])} - {"meco"}
-    seconds = results.plan.get("seconds")
-    time = "" if seconds is None else f" Every network is trained for {seconds} s."
     optimizers = " and ".join(STYLES[style] for style in styles)
     return (
         f"MECO, the paper's method, is compared with {counted(len(others), 'other method')} of its tables on "
         f"{counted(len(results.data), 'data set')} in the plane, {optimizers}, with {counted(results.seeds, 'seed')} "
-        f"each.{time}"
+        f"each.{_time(results)}"
+    )
+
+
+def _time(results: Results) -> str:
+    """Equal for all networks, and what it is a time of."""
+    seconds, steps = results.plan.get("seconds"), [one["steps"] for one in results.timings if one.get("steps")]
+    if seconds is None:
+        return ""
+    gpu = results.starts[-1].get("device") == "cuda"
+    share = "its share of the GPU's time for all that are trained side by side" if gpu else "of one CPU core"
+    taken = f"; that is {min(steps):,} to {max(steps):,} steps, by method" if steps else ""
+    return (
+        f" Every network has the same training time of {seconds} s ({share}{taken}); the paper's had about 10 minutes "
+        "of a laptop."
     )
 
 
 def _in_all(results: Results, styles: Sequence[str]) -> str:
     found = [standing(results, metric, style) for style in styles for metric in METRICS]
-    best, ties, losses, failed = (
-        sum(len(getattr(one, name)) for one in found) for name in ("best", "ties", "losses", "failed")
-    )
-    return (
-        f"Of {sum(one.measured for one in found)} comparisons with the paper's methods (style, metric, data set) MECO "
-        f"is best in {best}, cannot be told from the best in {ties}, loses in {losses} and diverged in {failed}."
-    )
+    return f"Over all styles, metrics and data sets MECO {outcome(found, 'in', 'comparison', named=False)}."
 
 
 def _untested(results: Results, styles: Sequence[str]) -> str:
@@ -124,7 +93,7 @@ def _untested(results: Results, styles: Sequence[str]) -> str:
     where = "" if len(without) == len(found) else f" in some columns ({'; '.join(without)})"
     return (
         f"With fewer than {SEEDS_FOR_A_TEST} common seeds{where} no test is possible: there no tie is marked, and the "
-        "least mean counts as best."
+        "least mean stands in bold."
     )
 
 
@@ -135,7 +104,7 @@ def _by_samples(results: Results, style: str) -> str:
         return ""
     names = " and ".join(METRICS[metric] for metric in found)
     return (
-        f"{STYLES[style]}, judged by samples ({names}): MECO {_outcome(list(found.values()), 'in', 'comparison')}. "
+        f"{STYLES[style]}, judged by samples ({names}): MECO {outcome(list(found.values()), 'in', 'comparison')}. "
         f"{_rank_words(results, found, style)}{_floor_words(results, list(found), style)}"
     )
 
@@ -146,22 +115,22 @@ def _by_kl(results: Results, style: str) -> str:
     if "kl" not in found:
         return ""
     return (
-        f"{STYLES[style]}, judged by the exact KL from the truth: MECO {_outcome([found['kl']], 'on', 'data set')}. "
+        f"{STYLES[style]}, judged by the exact KL from the truth: MECO {outcome([found['kl']], 'on', 'data set')}. "
         f"{_rank_words(results, found, style)}"
     )
 
 
-def _outcome(found: Sequence[Standing], at: str, what: str) -> str:
-    """Won is best alone; a share of the lead is best with ties, or a tie with the best."""
-    won = sum(len(one.alone) for one in found)
-    shared = sum(len(one.best) + len(one.ties) for one in found) - won
-    lost, failed = (sum(len(getattr(one, name)) for one in found) for name in ("losses", "failed"))
-    total = sum(one.measured for one in found)
-    best = list(dict.fromkeys(METHODS[row[0]].title for one in found for _, row in one.losses))
-    parts = [f"wins {at} {won} of {counted(total, what)}", f"shares the lead {at} {shared}"]
-    parts += [f"loses {at} {lost}" + (f" (to {', '.join(best)})" if best else "")]
-    parts += [f"diverges {at} {failed}"] if failed else []
-    return ", ".join(parts[:-1]) + f" and {parts[-1]}"
+def _by_rate(results: Results, style: str) -> str:
+    """Where MECO diverges or runs away: what its tuning has to avoid."""
+    rates = by_rate(results).get(("meco", style), {})
+    bad = [f"at {lr:g}, {one.words}" for lr, one in rates.items() if one.fell or one.away]
+    if not bad:
+        return ""
+    fine = [f"{lr:g}" for lr, one in rates.items() if not (one.fell or one.away)]
+    rest = f"; at {', '.join(fine)}, none" if fine else ""
+    if any(one.away for one in rates.values()):
+        rest += f" (away: a finite KL above {RUNAWAY_KL:g} nats)"
+    return f"{STYLES[style]}, MECO's runs by learning rate: {'; '.join(bad)}{rest}."
 
 
 def _rank_words(results: Results, found: Mapping[str, Standing], style: str) -> str:
@@ -197,24 +166,20 @@ def _stands(results: Results, metric: str, style: str) -> str:
     found = standing(results, metric, style)
     if not found.measured:
         return ""
-    parts = []
-    if found.best:
-        alone = f", {len(found.alone)} of them without a tie" if found.tested else ""
-        parts.append(f"is best on {len(found.best)} ({', '.join(found.best)}){alone}")
-    if found.ties:
-        parts.append(f"cannot be told from the best on {len(found.ties)} ({', '.join(found.ties)})")
-    if found.losses:
-        lost = "; ".join(_lost(results, metric, style, *one) for one in found.losses)
-        parts.append(f"loses on {len(found.losses)} ({lost})")
-    if found.failed:
-        parts.append(f"diverged on {len(found.failed)} ({', '.join(found.failed)})")
+    lost = [_lost(results, metric, style, *one) for one in found.losses]
+    parts = [
+        f"{verb} on {len(sets)} ({'; '.join(sets)})"
+        for verb, sets in zip(verbs(found.tested), (found.alone, found.tied, lost, found.failed), strict=True)
+        if sets
+    ]
     sets = counted(found.measured, "data set")
-    return f"{STYLES[style]}, by {METRICS[metric]}: of {sets}, MECO {', '.join(parts)}."
+    return f"{STYLES[style]}, by {METRICS[metric]}{UNITS[metric]}: of {sets}, MECO {', '.join(parts)}."
 
 
 def _lost(results: Results, metric: str, style: str, data: str, best: Row) -> str:
     cells = [results.cell(metric, row, data) for row in (("meco", style), best)]
-    return f"{data}, to {METHODS[best[0]].title}: {_against(*(cell.mean for cell in cells if cell is not None))}"
+    means = (SCALES[metric] * cell.mean for cell in cells if cell is not None)
+    return f"{data}, to {METHODS[best[0]].title}: {_against(*means)}"
 
 
 def _against(a: float, b: float) -> str:

@@ -1,4 +1,4 @@
-"""The tables of the synthetic study: MECO's standing, the paper's beside ours, likelihoods, all methods, ranks."""
+"""The tables of the synthetic study: MECO's standing, the paper's beside ours, likelihoods, ranks, what diverged."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,29 +7,31 @@ import numpy as np
 
 from unnorm.paper.page import Block, Entry, Grid, Lines, label
 from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, Column, agreement, paper_rank
-from unnorm.paper.toy2d.results import METRICS, Place, Results, Row, counted, number, title
+from unnorm.paper.toy2d.completeness import by_rate
+from unnorm.paper.toy2d.results import METRICS, SCALES, UNITS, Place, Results, Row, counted, number, title
 from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES, Table
-from unnorm.paper.toy2d.summary import standing
+from unnorm.paper.toy2d.standing import standing, verbs
 
-__all__ = ["all_methods", "likelihood", "paper_table", "rank_tables", "standings"]
+__all__ = ["all_methods", "fallen", "likelihood", "paper_table", "rank_tables", "standings"]
 
 
 def standings(results: Results) -> Grid:
-    """How often MECO is best, ties and loses, by style and metric."""
-    rows = []
+    """How often MECO is alone best, ties and loses, by style and metric."""
+    rows, tested = [], False
     for style in ("sgd", "adam"):
         for metric in METRICS:
             found = standing(results, metric, style)
-            counts = [len(found.best), len(found.alone), len(found.ties), len(found.losses), len(found.failed)]
+            tested = tested or found.tested
+            counts = [len(found.alone), len(found.tied), len(found.losses), len(found.failed)]
             entries = [Entry(str(count), count) for count in counts]
             if not found.tested:
-                entries[1:3] = [Entry("no test"), Entry("no test")]
-            beaten = ", ".join(dict.fromkeys(METHODS[row[0]].title for _, row in found.losses)) or "-"
+                entries[1] = Entry("no test")
+            beaten = ", ".join(found.beaten_by) or "-"
             rank = float(np.mean(found.ranks)) if found.ranks else None
             mean = Entry("-" if rank is None else f"{rank:.2f}", rank)
             rows.append([label(f"{STYLES[style]}, {METRICS[metric]}"), *entries, mean, label(beaten)])
-    head = ["MECO by style and metric", "best", "of these without a tie", "ties", "loses", "diverged", "mean rank"]
-    return Grid("Data sets by how MECO does among the paper's methods", [*head, "loses to"], rows)
+    head = ["MECO by style and metric", *verbs(tested), "mean rank", "behind"]
+    return Grid("On how many data sets MECO, among the paper's methods, ...", head, rows)
 
 
 def _value(mean: float, sd: float, digits: int = 6) -> str:
@@ -51,7 +53,8 @@ def _entry(results: Results, metric: str, row: Row, data: str, where: Column) ->
     cell = results.cell(metric, row, data)
     if cell is None:
         return Entry("-")
-    text = _value(cell.mean, cell.sd) if cell.values else ""
+    scale = SCALES[metric]
+    text = _value(scale * cell.mean, scale * cell.sd) if cell.values else ""
     if cell.failed:
         diverged = sum(run["status"] != "ok" for run in results.chosen[Place(*row, data)])
         lost = f"{cell.failed} of {cell.n} {'diverged' if cell.failed == diverged else 'not finite'}"
@@ -94,7 +97,8 @@ def paper_table(results: Results, table: Table) -> Grid:
     foot = [[label("Rank correlation"), *(Entry(_signed(one)) for one in shown)]]
     foot.append([*_truth(results, table.metric), Entry("")])
     head = ["Method", *results.data, "Mean rank"]
-    return Grid(_caption(results, table.title, columns.values()), head, lines, foot)
+    caption = _caption(results, table.title.replace("MMD", f"MMD{UNITS['mmd']}"), columns.values())
+    return Grid(caption, head, lines, foot)
 
 
 def _paper_line(results: Results, table: Table, row: Row, columns: Mapping[str, Column]) -> list[Entry]:
@@ -115,16 +119,16 @@ def _signed(value: float) -> str:
 
 def _truth(results: Results, metric: str) -> list[Entry]:
     """What the truth itself would get."""
-    if metric in ("mmd", "frechet"):
-        found = [results.floors.get(data, {}) for data in results.data]
-        values = [_known(one.get(metric), one.get(f"{metric}_sd")) for one in found]
-        return [label("Noise floor"), *map(Entry, values)]
-    values = ["0" if metric == "kl" else _known(results.floors.get(data, {}).get("entropy")) for data in results.data]
-    return [label("The truth"), *map(Entry, values)]
+    if metric == "kl":
+        return [label("The truth"), *(Entry("0") for _ in results.data)]
+    found = [results.floors.get(data, {}) for data in results.data]
+    scale = SCALES[metric]
+    values = [_known(one.get(metric), one.get(f"{metric}_sd"), scale) for one in found]
+    return [label("The truth, on the same rows" if metric == "test_nll" else "Noise floor"), *map(Entry, values)]
 
 
-def _known(mean: float | None, sd: float | None = None) -> str:
-    return "-" if mean is None else _value(mean, math.nan if sd is None else sd)
+def _known(mean: float | None, sd: float | None, scale: float) -> str:
+    return "-" if mean is None else _value(scale * mean, math.nan if sd is None else scale * sd)
 
 
 def likelihood(results: Results, metric: str, style: str) -> Grid:
@@ -154,7 +158,8 @@ def all_methods(results: Results, data: str) -> Grid:
     ]
     place = 1 + results.data.index(data)
     foot = [label("The truth"), *(_truth(results, metric)[place] for metric in METRICS)]
-    return Grid(_caption(results, data, columns.values()), ["Method", *METRICS.values()], lines, [foot])
+    head = ["Method", *(f"{name}{UNITS[metric]}" for metric, name in METRICS.items())]
+    return Grid(_caption(results, data, columns.values()), head, lines, [foot])
 
 
 def rank_tables(results: Results) -> list[Block]:
@@ -186,3 +191,23 @@ def _paper_ranks(results: Results) -> Grid:
     words = [*(short[one] for one in styles), "overall"]
     names = [f"{metric}, {word}" for metric in METRICS.values() for word in words]
     return Grid("Among the paper's methods, within a style", ["Method", *names], list(lines.values()))
+
+
+def fallen(results: Results) -> Grid:
+    """How many runs diverged, and how many more ran away, by method and learning rate."""
+    found = by_rate(results)
+    rates = sorted({lr for counts in found.values() for lr in counts}, reverse=True)
+    lines = []
+    for row, counts in found.items():
+        line = [label(title(row))]
+        for lr in rates:
+            one = counts.get(lr)
+            if one is None:
+                line.append(Entry("-"))
+                continue
+            more = f" + {one.away}" if one.away else ""
+            text = f"{one.fell}{more} of {one.runs}" if one.fell or one.away else f"0 of {one.runs}"
+            line.append(Entry(text, one.fell + one.away, best=2 * (one.fell + one.away) > one.runs))
+        lines.append(line)
+    caption = "Diverged runs + those that ran away, by learning rate; bold: more than half"
+    return Grid(caption, ["Method", *(f"{lr:g}" for lr in rates)], lines)
