@@ -356,7 +356,7 @@ class TestCommandLine:
     def test_the_report_is_made_anew(self, smoke, capsys):
         (smoke / "report.html").unlink(missing_ok=True)
         assert self.unnorm("report", smoke) == 0
-        assert "comparisons with the paper's methods" in capsys.readouterr().out
+        assert "Over all styles, metrics and data sets MECO" in capsys.readouterr().out
         assert (smoke / "report.html").exists()
         assert self.unnorm("report", smoke, "--json") == 0
         assert "report.md" in json.loads(capsys.readouterr().out)["files"]
