@@ -19,6 +19,7 @@ from unnorm.estimators import MECO, NCE, ContrastiveDivergence, ScoreMatching
 from unnorm.models import MLP
 from unnorm.noise import Gaussian
 from unnorm.replicas import StackedNoise
+from unnorm.replicas.training import matmul_precision
 from unnorm.training import Training
 
 SUBJECTS = {
@@ -34,7 +35,7 @@ def models(count: int) -> list[MLP]:
     return [MLP(2, generator=torch.Generator().manual_seed(k)) for k in range(count)]
 
 
-def singly(name: str, x: torch.Tensor, steps: int, device: str) -> float:
+def singly(name: str, x: torch.Tensor, steps: int, device: str, matmul: str) -> float:
     """Seconds of a step of one run by `train.fit`, after a few steps to warm up."""
     make, optimizer = SUBJECTS[name]
     fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
@@ -42,7 +43,7 @@ def singly(name: str, x: torch.Tensor, steps: int, device: str) -> float:
     for count in (5, steps):
         noise, training = Gaussian.fit(x), Training(steps=count, optimizer=optimizer, lr=1e-3, log_every=10**6)
         began = time.perf_counter()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), matmul_precision(matmul):
             warnings.simplefilter("ignore", HealthWarning)
             train.fit(models(1)[0], make(noise), x, training, fabric=fabric, progress=False)
         taken.append(time.perf_counter() - began)
@@ -57,16 +58,17 @@ def train_stack(name: str, x: torch.Tensor, steps: int, count: int, device: str,
     return replicas.fit(models(count), estimator, x, training, device=device, ahead=ahead, **options)
 
 
-def stacked(name: str, x: torch.Tensor, steps: int, count: int, device: str) -> float:
+def stacked(name: str, x: torch.Tensor, steps: int, count: int, device: str, matmul: str) -> float:
     """Seconds of a step of each of `count` runs side by side."""
-    train_stack(name, x, 5, count, device)
-    return train_stack(name, x, steps, count, device).seconds / steps / count
+    train_stack(name, x, 5, count, device, matmul=matmul)
+    return train_stack(name, x, steps, count, device, matmul=matmul).seconds / steps / count
 
 
 def graphs(x: torch.Tensor, steps: int) -> None:
     """On a GPU: what a CUDA graph and torch.compile make of a step; and that a graph changes no number."""
     ways = {"plain": {"graph": False}, "graph": {}, "compiled": {"graph": False, "compiled": True}}
-    for count in (1, 8, 120):
+    ways["compiled, graph"] = {"compiled": True}
+    for count in (1, 8, 120, 600):
         for way, options in ways.items():
             short, long = (
                 train_stack("meco-adam", x, length, count, "cuda", **options).seconds for length in (50, 50 + steps)
@@ -82,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--graphs", action="store_true", help="on a GPU, with and without CUDA graphs")
+    parser.add_argument("--matmul", default="highest", help="high: matrix products in TF32, both ways")
     parser.add_argument("--replicas", type=int, help="side by side; 8 on a CPU, 120 on a GPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
@@ -93,10 +96,14 @@ def main() -> None:
         graphs(x, steps)
         return
     for name in SUBJECTS:
-        rounds = [(singly(name, x, steps * count if on_cpu else steps, device), stacked(name, x, steps, count, device))]
-        if not arguments.quick:
-            single = singly(name, x, steps * count if on_cpu else steps, device)
-            rounds.append((single, stacked(name, x, steps, count, device)))
+        length = steps * count if on_cpu else steps
+        rounds = [
+            (
+                singly(name, x, length, device, arguments.matmul),
+                stacked(name, x, steps, count, device, arguments.matmul),
+            )
+            for _ in range(1 if arguments.quick else 2)
+        ]
         single, own = (min(values) for values in zip(*rounds, strict=True))
         print(f"{name}: one by one {1e3 * single:.3f} ms a step, {count} side by side {1e3 * own:.3f} ms each")
         if on_cpu:

@@ -1,11 +1,13 @@
 """Finished cells as JSON lines: none lost, none computed twice."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from unnorm.errors import BrokenFile, InvalidValue
-from unnorm.ledger import Ledger, key_of, read_lines
+from unnorm.ledger import Ledger, alone, key_of, read_lines
 
 
 def test_what_was_written_is_there_again(tmp_path):
@@ -76,3 +78,16 @@ def test_a_key_is_of_the_content_alone():
     spec = {"lr": 0.1, "hidden": (300, 300), "seed": 0}
     assert key_of(spec) == key_of({"seed": 0, "hidden": [300, 300], "lr": 0.1})
     assert len({key_of(spec | {"seed": seed}) for seed in range(100)}) == 100
+
+
+def test_one_process_at_a_time(tmp_path):
+    """Another is refused while one is at work, and may go on when that one was killed."""
+    hold = "import sys, time; from pathlib import Path; from unnorm.ledger import alone\n"
+    hold += "with alone(Path(sys.argv[1])):\n    print('in', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"in\n"
+        with pytest.raises(InvalidValue, match="Another process is at work"), alone(tmp_path):
+            pass
+        other.kill()
+    with alone(tmp_path):
+        pass

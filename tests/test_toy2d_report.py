@@ -381,7 +381,8 @@ class TestNumbers:
             below, above = (dict.fromkeys(range(seeds), level + one) for one in (-1e-9, 1e-9))
             assert results.at_floor("mmd", Cell(below), "moons")
             assert not results.at_floor("mmd", Cell(above), "moons")
-        assert not results.at_floor("kl", Cell({0: 0.0}), "moons")
+        for metric in ("kl", "test_nll"):  # of one row each for model and truth: samples have no part in it
+            assert not results.at_floor(metric, Cell({0: 0.0}), "moons")
         assert not results.at_floor("mmd", Cell({0: 0.0}, 1), "moons")
 
     def test_samples_of_the_truth_are_at_the_noise_floor(self, results):
@@ -498,7 +499,8 @@ class TestWords:
         words = summarise(results)
         assert words[: len(headlines(results))] == headlines(results)
         assert words[0].startswith("MECO, the paper's method, is compared with 6 other methods of its tables on 6 data")
-        assert "Every network has the same training time of 0.08 s" in words[0]
+        assert "Every network is given the same training time of 0.08 s, " in words[0]
+        assert "(it took 0.12 to 0.12 s, by method)" in words[0]
         assert "of 48 comparisons" in words[1]
 
     def test_counts_runs_and_what_diverged(self, written, folder, records):

@@ -1,5 +1,6 @@
 """The synthetic study: its cells against single runs, its measures against closed forms, its resuming."""
 
+import base64
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter
 from dataclasses import replace
 
@@ -36,7 +38,7 @@ from unnorm.paper.toy2d import report as toy2d_report
 from unnorm.paper.toy2d import stack as toy2d_stack
 from unnorm.paper.toy2d import study as toy2d_study
 from unnorm.paper.toy2d.peers import peer_records
-from unnorm.paper.toy2d.problem import DRAWS, STREAM, Measured, Problem, entropy, plane, sampled
+from unnorm.paper.toy2d.problem import DRAWS, STREAM, Measured, Problem, entropy, picture, plane, sampled
 from unnorm.paper.toy2d.results import FILE, read
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, TABLES
 from unnorm.paper.toy2d.stack import STACKED, Stack, stacks
@@ -255,13 +257,15 @@ def test_a_killed_study_loses_and_repeats_nothing(tmp_path):
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if (tmp_path / FILE).exists() and '"run"' in (tmp_path / FILE).read_text():
+        if (tmp_path / FILE).exists() and '"kind": "run"' in (tmp_path / FILE).read_text():
             break
         time.sleep(0.02)
     assert running.poll() is None  # it was at work
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
-    there = {json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines() if '"run"' in line}
+    whole = [line for line in (tmp_path / FILE).read_text().splitlines() if line.endswith("}")]
+    there = {record["key"] for record in map(json.loads, whole) if record["kind"] == "run"}
+    assert there
     subprocess.run(command, check=True, capture_output=True)
     counts = Counter(run["key"] for run in lines(tmp_path, "run"))
     assert set(counts.values()) == {1}
@@ -289,6 +293,45 @@ def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
         assert not pieces
         study._peers(clock, bar)
     assert len(pieces) == SMOKE.seeds
+
+
+def test_throughput_is_of_the_runs_it_counts(tmp_path):
+    """Replica-steps a second of the methods asked for, whatever else the folder holds; written once for each choice."""
+    ledger = Ledger(tmp_path / FILE)
+    both, one = (Study("smoke", device="cuda", methods=names, data=("moons",)) for names in (("nce", "snl"), ("nce",)))
+    steps = {stack.name: 10 for stack in both.stacks}
+    for stack in both.stacks:
+        facts = {"method": stack.methods[0], "style": stack.style, "n_steps": None, "steps": 10}
+        ledger.write([{"kind": "timing", "key": stack.name, "single_seconds": 0.5, **facts}])
+        seconds = {"nce": 0.1, "snl": 0.4}[stack.methods[0]]
+        for run in stack.runs(both.plan):
+            key = run.key(both.common, 10)
+            ledger.write([{"kind": "run", "key": key, "method": run.method, "seconds": seconds}])
+    clock = toy2d_study._Clock(ledger, {"kind": "study"})
+    for study, ratio in ((one, 5 / 0.1), (both, 5 / 0.25), (one, None)):
+        before = len(ledger.of("throughput"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(toy2d_study, "_hardware", lambda study: "a GPU")
+            study._compare(clock, steps)
+        found = ledger.of("throughput")[before:]
+        assert [record["ratio"] for record in found] == pytest.approx([] if ratio is None else [ratio])
+
+
+def test_pictures_of_models_that_ran_away():
+    """Densities beyond the numbers are drawn by their shape; one that is zero everywhere is black."""
+    for height, peak in ((5000.0, math.exp(700)), (2.0, math.exp(2.0)), (-math.inf, math.exp(-700))):
+        drawn = picture(lambda x, height=height: height - x.square().sum(-1), "moons")
+        levels = np.frombuffer(zlib.decompress(base64.b64decode(drawn["density"])), np.uint8)
+        assert drawn["peak"] == pytest.approx(peak, rel=0.05)
+        assert levels.max() == (255 if math.isfinite(height) else 0)
+
+
+def test_the_full_size_on_processors_has_seconds_of_its_own():
+    """The share of a run in a GPU's second would be three steps of a CPU."""
+    full = SIZES["full"]
+    assert Study("full", device="cuda").plan.seconds == full.seconds
+    assert Study("full", device="cpu").plan.seconds == full.on_cpu > 100 * full.seconds
+    assert Study("laptop", device="cpu").plan.seconds == SIZES["laptop"].seconds
 
 
 def test_another_study_is_not_mixed_in(smoke, tmp_path):

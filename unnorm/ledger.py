@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from unnorm.archive import digest
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.folders import without_nan
 
-__all__ = ["Ledger", "key_of", "read_lines"]
+__all__ = ["Ledger", "alone", "key_of", "read_lines"]
 
 
 def key_of(spec: Mapping[str, Any]) -> str:
@@ -43,6 +44,34 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
                 break
             raise BrokenFile(f"Line {number} of '{path}' is not JSON: {problem}") from problem
     return records
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other process at work in the folder meanwhile; the system lets go of it when this one ends, however it ends.
+
+    Where there are no such locks (Windows, some network disks) nothing is checked.
+
+    Raises:
+        InvalidValue: there is one.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidValue(
+                    f"Another process is at work in '{folder}'. Wait for it, or use another --out."
+                ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 class Ledger:

@@ -25,7 +25,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
     size: Annotated[
         str,
-        typer.Option(help="toy2d: smoke (to try it; its numbers mean nothing), laptop (15 minutes) or full (a GPU)."),
+        typer.Option(
+            help="toy2d: smoke (to try it; its numbers mean nothing), laptop (15 minutes) or full (a GPU; or 70 hours "
+            "of a CPU core)."
+        ),
     ] = "laptop",
     device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int | None, typer.Option(min=1, help="toy2d: processes. [default: the cores; smoke: 1]")] = None,

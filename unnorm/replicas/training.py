@@ -28,7 +28,8 @@ class Replicas:
     """What training many replicas leaves.
 
     Attributes:
-        model: all of them; `model.one(k)` is one. A diverged one is as its last finite step left it.
+        model: all of them; `model.one(k)` is one. A diverged one stands as it was when its
+            objective or its gradient was found not to be finite; its parameters may be so too.
         diverged_at: the step at which each left the finite numbers; 0 for those that did not.
         records: at each logged step `step`, `value` (R,) and what else the estimator reports.
         seconds: of training, for all together.

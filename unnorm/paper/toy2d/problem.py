@@ -169,8 +169,9 @@ def picture(log_prob: Callable[[Tensor], Tensor], data: str) -> dict[str, Any]:
     """A density on the data set's own square, small enough for a line of a file."""
     extent = toy(data).extent
     axis = torch.linspace(-extent, extent, 2 * PICTURE + 1)[1::2]
-    density = log_prob(torch.cartesian_prod(axis, axis)).double().exp().cpu().numpy()
-    peak = float(density.max())
-    levels = np.round(255 * density / peak).astype(np.uint8) if peak > 0 else np.zeros(density.shape, np.uint8)
+    log_p = log_prob(torch.cartesian_prod(axis, axis)).double().cpu().numpy()
+    highest = max(float(log_p.max()), -700.0)
+    levels = np.round(255 * np.exp(log_p - highest)).astype(np.uint8)
+    peak = math.exp(min(highest, 700.0))  # a model that ran away can be higher than a number can say
     packed = base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()
     return {"cells": PICTURE, "extent": extent, "peak": peak, "density": packed}

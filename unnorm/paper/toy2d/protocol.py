@@ -174,7 +174,7 @@ def provenance(results: Results) -> list[Block]:
 
 def _starts(results: Results) -> Grid:
     """Each start once: a resumed study may have another commit or machine each time."""
-    names = ("started", "command", "commit", "hardware", "version", "python", "torch")
+    names = ("started", "command", "commit", "hardware", "version", "python", "torch", "libraries")
     found = dict.fromkeys(tuple(_plain(one.get(name)) for name in names) for one in results.starts)
     return Grid("Starts: the first, then each time it was resumed", names, [list(map(label, one)) for one in found])
 
@@ -194,7 +194,8 @@ def _throughput(results: Results, one: Run) -> str:
     return (
         f"{known('replicas')} replicas on {one.get('device')}: {known('stacked_per_second')} replica-steps a second "
         f"side by side, {known('single_per_second')} one by one: {known('ratio')} times as many{each}. One by one "
-        f"is the time of the first run of each computation, by `train.fit`, in a short trial.{products}"
+        "is the time of a step of `train.fit`, which has no CUDA graph, with the model, data and estimator of a run of "
+        f"each computation, in a short trial.{products}"
     )
 
 

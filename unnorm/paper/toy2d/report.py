@@ -18,7 +18,7 @@ LEGEND = (
     "Mean ± standard deviation over seeds. Bold: the least mean of its column. ≈: a paired t-test over the seeds "
     f"cannot tell it from the best (p > 0.05). °: at the noise floor: within {FLOOR_ERRORS} standard errors of what "
     "samples of the truth give; there the metric cannot tell the method from the truth. A method with a "
-    "diverged seed ranks last."
+    "diverged seed ranks last. With so few seeds the test is weak: a tie is no evidence that two methods are equal."
 )
 PAPER = (
     "Below our value stands the paper's. The paper names no kernel and no unit of its MMD. Ours is the unbiased MMD "

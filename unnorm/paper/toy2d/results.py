@@ -21,6 +21,7 @@ __all__ = [
     "FILE",
     "FLOOR_ERRORS",
     "METRICS",
+    "OF_SAMPLES",
     "SCALES",
     "UNITS",
     "Place",
@@ -40,6 +41,7 @@ FLOOR_ERRORS = 3  # standard errors above the noise floor that still count as at
 METRICS = {"mmd": "MMD", "frechet": "Frechet distance", "test_nll": "test NLL", "kl": "KL"}
 SCALES = {"mmd": 1e4, "frechet": 1.0, "test_nll": 1.0, "kl": 1.0}  # what a value is multiplied by where it is shown
 UNITS = {name: "" if scale == 1 else f" x {scale:,.0f}" for name, scale in SCALES.items()}
+OF_SAMPLES = ("mmd", "frechet")
 ALWAYS = ("validation_nll", "test_nll", "kl")  # measured for every run: a null is a NaN or an infinity
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -156,12 +158,12 @@ class Results:
         return [one.ranks[row] for one in columns if row in one.ranks]
 
     def at_floor(self, metric: str, cell: Cell, data: str) -> bool:
-        """Whether the metric cannot tell the method from the truth.
+        """Whether a metric of samples cannot tell the method from the truth.
 
         The floor has the deviation of single pairs of samples: a mean of n seeds less a mean of m pairs has that of one
         pair times sqrt(1/n + 1/m). False where the floor is not known.
         """
-        floor = self.floors.get(data, {})
+        floor = self.floors.get(data, {}) if metric in OF_SAMPLES else {}
         mean, sd, pairs = (floor.get(name) for name in (metric, f"{metric}_sd", "n"))
         if cell.failed or mean is None or sd is None or not pairs:
             return False

@@ -169,7 +169,9 @@ class Size:
         seeds: data sets, starts and random numbers of each cell.
         rates: learning rates to choose from, by style.
         n_steps: Langevin steps to choose from, as far as a method has them.
-        seconds: of training for each run, the same for all methods: who is slower takes fewer steps.
+        seconds: of training for each run, the same for all methods: who is slower takes fewer steps. On a GPU it is the
+            share of a run in the time of all that are trained side by side.
+        on_cpu: the seconds where there is no GPU, if these are others.
         batch: data points in a step.
         train, validation, test: rows of each data set.
         points: of model and truth for MMD and Frechet distance.
@@ -184,6 +186,7 @@ class Size:
     rates: Mapping[str, tuple[float, ...]] = field(hash=False)
     n_steps: tuple[int, ...]
     seconds: float
+    on_cpu: float | None = None
     batch: int = 500
     train: int = 20_000
     validation: int = 5_000
@@ -231,6 +234,7 @@ SIZES: Mapping[str, Size] = {
         rates=dict.fromkeys(("sgd", "adam", "own"), PAPER_RATES),
         n_steps=(20, 50, 100),
         seconds=0.08,
+        on_cpu=60.0,
         matmul="high",
     ),
 }

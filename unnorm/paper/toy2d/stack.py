@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -164,11 +164,12 @@ class Stack:
     def step_seconds(self, size: Size, device: str) -> tuple[float, int]:
         """Seconds of a step for each of the replicas, by a short trial; and how many replicas."""
         runs = self.runs(size)[: TRIAL_RUNS[device]]  # as many for all: a wide stack would get more steps for its width
-        return _tried(lambda steps: self.train(runs, size, steps, device).seconds, device) / len(runs), len(runs)
+        long = min(TRIAL_SECONDS[device], len(runs) * size.seconds)  # no longer than what it is a trial of
+        return _tried(lambda steps: self.train(runs, size, steps, device).seconds, long) / len(runs), len(runs)
 
     def single_seconds(self, size: Size, device: str) -> float:
-        """Seconds of a step of the first run alone, by `train.fit`."""
-        run = self.runs(size)[0]
+        """Seconds of a step of one run alone, by `train.fit`: the first with the least rate, which does not diverge."""
+        run = min(self.runs(size), key=lambda run: run.lr)
         problem = _problem(run.data, run.seed, size)
         fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
 
@@ -178,11 +179,11 @@ class Stack:
             began = time.perf_counter()
             with warnings.catch_warnings(), matmul_precision(size.matmul):
                 warnings.simplefilter("ignore", HealthWarning)
-                training = self.training(size, steps)
+                training = replace(self.training(size, steps), lr=run.lr, beta=self.beta(run), seed=run.seed)
                 train.fit(model, estimator, problem.train, training, fabric=fabric, progress=False)
             return time.perf_counter() - began
 
-        return _tried(seconds, device)
+        return _tried(seconds, TRIAL_SECONDS[device])
 
     def records(
         self,
@@ -249,12 +250,12 @@ class Stack:
         return {"kind": "picture", "run": facts["key"], **run._asdict(), **drawn}
 
 
-def _tried(seconds: Callable[[int], float], device: str) -> float:
-    """Seconds of a step, from what a few steps and many more take: each the better of two, as chance only adds."""
+def _tried(seconds: Callable[[int], float], long: float) -> float:
+    """Seconds of a step, from what a few steps and a `long` trial take: each the better of two, as chance only adds."""
     few = 6
     seconds(few)  # warms up
     base = min(seconds(few), seconds(few))
-    more = max(few, min(100, round(TRIAL_SECONDS[device] / (base / few))))
+    more = max(few, min(100, round(long / (base / few))))
     longer = min(seconds(few + more), seconds(few + more))
     return max(longer - base, 0.05 * longer) / more
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import unnorm
 from unnorm.data.toy import toy
 from unnorm.errors import InvalidValue
-from unnorm.ledger import Ledger, key_of
+from unnorm.ledger import Ledger, alone, key_of
 from unnorm.names import choose, unknown
 from unnorm.paper.toy2d.peers import PEERS, peer_keys, peer_records
 from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
@@ -73,12 +74,14 @@ class Study:
 
     @property
     def plan(self) -> Size:
-        return replace(SIZES[self.size], first_seed=self.seed)
+        size = SIZES[self.size]
+        seconds = size.on_cpu if self.device == "cpu" and size.on_cpu is not None else size.seconds
+        return replace(size, first_seed=self.seed, seconds=seconds)
 
     @property
     def common(self) -> dict[str, Any]:
         """What all keys hold: a cell of another size is another cell."""
-        spec = ("seeds", "first_seed", "rates", "n_steps", "bandwidths", "components")
+        spec = ("seeds", "first_seed", "on_cpu", "rates", "n_steps", "bandwidths", "components")
         return {"study": "toy2d", **{name: value for name, value in asdict(self.plan).items() if name not in spec}}
 
     @property
@@ -102,14 +105,19 @@ class Study:
 
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
-        ledger = _claimed(folder, self, force)
-        with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
-            clock = _Clock(ledger, self._start(command))
-            self._truths(clock, bar)
-            steps = self._steps(clock, bar)
-            self._networks(clock, steps, bar)
-            self._compare(clock)
-            self._peers(clock, bar)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
+        with alone(folder):
+            ledger = _claimed(folder, self, force)
+            with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
+                clock = _Clock(ledger, self._start(command))
+                self._truths(clock, bar)
+                steps = self._steps(clock, bar)
+                self._networks(clock, steps, bar)
+                self._compare(clock, steps)
+                self._peers(clock, bar)
         return ledger
 
     def _start(self, command: str) -> dict[str, Any]:
@@ -117,7 +125,12 @@ class Study:
         facts = {"kind": "study", "study": "toy2d", "size": self.size, "seed": self.seed, "seeds": self.plan.seeds}
         facts |= {"command": command, "version": unnorm.__version__, "commit": _commit(), "hardware": _hardware(self)}
         facts |= {"python": platform.python_version(), "torch": torch.__version__, "settings": size}
-        facts |= {"methods": list(self.chosen), "data": list(self.sets), "device": self.device}
+        facts |= {
+            "libraries": _libraries(),
+            "methods": list(self.chosen),
+            "data": list(self.sets),
+            "device": self.device,
+        }
         return facts | {"started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     def _truths(self, clock: "_Clock", bar: Progress) -> None:
@@ -166,18 +179,19 @@ class Study:
             clock.write(part, [one for one in records if one["kind"] != "run" or one["key"] not in clock.ledger.keys])
             bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {}, part)
 
-    def _compare(self, clock: "_Clock") -> None:
+    def _compare(self, clock: "_Clock", steps: Mapping[str, int]) -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
         ledger = clock.ledger
         replicas = {(stack.methods[0], stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
-        key = key_of({**self.common, "throughput": sum(replicas.values())})
+        keys = {run.key(self.common, steps[stack.name]) for stack in self.stacks for run in stack.runs(self.plan)}
+        key = key_of({**self.common, "throughput": sorted(keys)})
         timings = {(one["method"], one["style"], one["n_steps"]): one for one in ledger.of("timing")}
         if (
             not replicas.keys() <= {name for name, one in timings.items() if one["single_seconds"]}
             or key in ledger.keys
         ):
             return
-        runs = {record["key"]: record for record in ledger.of("run") if record["method"] in STACKED}
+        runs = {record["key"]: record for record in ledger.of("run") if record["key"] in keys}
         seconds = sum(record["seconds"] for record in runs.values())
         singly = sum(
             count * timings[name]["steps"] * timings[name]["single_seconds"] for name, count in replicas.items()
@@ -241,12 +255,8 @@ def _claimed(folder: Path, study: Study, force: bool) -> Ledger:
     path = folder / FILE
     if path.exists() and path.stat().st_size and not any(one.get("study") for one in Ledger(path).of("study")):
         raise InvalidValue(f"'{path}' was not written by unnorm: it is not replaced. Use another --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if force:
-            path.unlink(missing_ok=True)
-    except OSError as problem:
-        raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
+    if force:
+        path.unlink(missing_ok=True)
     ledger = Ledger(path)
     for start in ledger.of("study"):
         if any(start.get(name) != getattr(study, name) for name in ("size", "seed", "device")):
@@ -264,7 +274,30 @@ def cores() -> int:
 
 def _hardware(study: Study) -> str:
     device = f"{torch.cuda.get_device_name()}, " if study.device == "cuda" else ""
-    return f"{device}{cores()} CPU cores"
+    return f"{device}{cores()} CPU cores{_processor()}"
+
+
+def _processor() -> str:
+    """The name of the CPU, where the system has one to give."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = named[0] if named else platform.processor()
+    return f" ({name})" if name else ""
+
+
+def _libraries() -> str:
+    """Whose numbers the study's are, beside torch's."""
+    return ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "scikit-learn", "zuko") if _there(name))
+
+
+def _there(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
 
 
 def _commit() -> str | None:

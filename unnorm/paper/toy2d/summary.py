@@ -7,7 +7,18 @@ import numpy as np
 
 from unnorm.paper.toy2d.cells import SEEDS_FOR_A_TEST, column, paper_rank
 from unnorm.paper.toy2d.completeness import RUNAWAY_KL, by_rate, diverged, left_out
-from unnorm.paper.toy2d.results import FLOOR_ERRORS, METRICS, SCALES, UNITS, Results, Row, counted, number, title
+from unnorm.paper.toy2d.results import (
+    FLOOR_ERRORS,
+    METRICS,
+    OF_SAMPLES,
+    SCALES,
+    UNITS,
+    Results,
+    Row,
+    counted,
+    number,
+    title,
+)
 from unnorm.paper.toy2d.spec import METHODS, STYLES, TABLES
 from unnorm.paper.toy2d.standing import Standing, outcome, standing, verbs
 
@@ -21,7 +32,6 @@ CAUTIONS = {
     ),
 }
 
-OF_SAMPLES = ("mmd", "frechet")
 OPTIMIZED = ("sgd", "adam")
 
 
@@ -71,12 +81,22 @@ def _time(results: Results) -> str:
     if seconds is None:
         return ""
     gpu = results.starts[-1].get("device") == "cuda"
-    share = "its share of the GPU's time for all that are trained side by side" if gpu else "of one CPU core"
+    share = "its share of the GPU's time for all that are trained side by side" if gpu else "on one CPU core"
     taken = f"; that is {min(steps):,} to {max(steps):,} steps, by method" if steps else ""
     return (
-        f" Every network has the same training time of {seconds} s ({share}{taken}); the paper's had about 10 minutes "
-        "of a laptop."
+        f" Every network is given the same training time of {seconds} s, {share}, by a trial of its steps"
+        f"{_took(results)}{taken}; the paper's had about 10 minutes of a laptop."
     )
+
+
+def _took(results: Results) -> str:
+    """What the training took in the end: the least and the largest mean over the runs of a method."""
+    seconds: dict[Row, list[float]] = defaultdict(list)
+    for run in results.runs:
+        if METHODS[run["method"]].tuned == "lr" and run.get("seconds") is not None:
+            seconds[run["method"], run["style"]].append(run["seconds"])
+    means = [float(np.mean(own)) for own in seconds.values()]
+    return f" (it took {number(min(means), 2)} to {number(max(means), 2)} s, by method)" if means else ""
 
 
 def _in_all(results: Results, styles: Sequence[str]) -> str:
