@@ -434,7 +434,7 @@ class TestWords:
             ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], "alone best on 1 of 1 data set, is tied for best on 0 and loses on 0."),
             ([1.0, 2.0, 1.5], [1.1, 2.3, 1.4], "alone best on 0 of 1 data set, is tied for best on 1 and loses on 0."),
             ([1.0, 2.0, 1.5], [1.1, 1.0, 1.6], "alone best on 0 of 1 data set, is tied for best on 1 and loses on 0."),
-            ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "data set, is tied for best on 0 and loses on 1 (to NCE)."),
+            ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], "data set, is tied for best on 0 and loses on 1 (best there: NCE)."),
             ([2.0, 2.2], [1.0, 1.1], "has the least mean (untested) on 0 of 1 data set and has a larger mean than"),
             ([2.0, None, 2.1], [1.0, 1.1, 1.2], "is tied for best on 0, loses on 0 and diverges on 1."),
         ],

@@ -237,6 +237,31 @@ def test_a_stopped_study_goes_on_where_it_stopped(smoke, tmp_path, monkeypatch):
     assert (tmp_path / FILE).read_bytes() == before  # a call that finds nothing to do leaves no trace
 
 
+def test_a_cell_is_the_same_whatever_else_is_asked_for(tmp_path):
+    """A method that shares its computation with others has the same steps and keys alone as with them."""
+    some = {"data": ("moons",)}
+    Study("smoke", methods=("meco-beta-0.8",), **some).run(tmp_path, progress=False)
+    before = {run["key"] for run in lines(tmp_path, "run")}
+    Study("smoke", methods=("meco", "meco-beta-0.8"), **some).run(tmp_path, progress=False)
+    runs = lines(tmp_path, "run")
+    assert (
+        len({run["key"] for run in runs}) == len(runs) == Study("smoke", methods=("meco", "meco-beta-0.8"), **some).runs
+    )
+    assert {run["key"] for run in runs if run["method"] == "meco-beta-0.8"} == before
+
+
+@pytest.mark.parametrize("most", [1, 20, 24, 120, 1000])
+def test_parts_hold_whole_places(most):
+    """Every run once, a data set's settings and seeds together, and no more than asked for, where that can be."""
+    size = SIZES["full"]
+    for stack in stacks(size, DATA, STACKED, apart=False):
+        parts = stack.parts(size, most)
+        assert [run for part in parts for run in part] == stack.runs(size)
+        places = [{(run.method, run.data) for run in part} for part in parts]
+        assert sum(map(len, places)) == len(set.union(*places))
+        assert all(len(part) <= most or len(own) == 1 for part, own in zip(parts, places, strict=True))
+
+
 def test_processes_compute_the_same(tmp_path):
     options = {"methods": ("kde", "nce"), "data": ("moons", "circles")}
     one, many = tmp_path / "one", tmp_path / "many"
@@ -284,7 +309,7 @@ def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
     """Whatever the backend: all of it at once would not fit."""
     pieces = []
     monkeypatch.setattr(toy2d_study, "computed", lambda work, *rest: pieces.extend(work) or iter(()))
-    monkeypatch.setattr(toy2d_study, "_stack_records", lambda *a: [])
+    monkeypatch.setattr(toy2d_study, "_part_records", lambda *a: [])
     study = Study("smoke", device="cuda", jobs=4, backend="threading", methods=("nce", "kde"), data=("moons",))
     clock = toy2d_study._Clock(Ledger(tmp_path / FILE), {"kind": "study"})
     steps = {stack.name: 2 for stack in study.stacks}

@@ -83,12 +83,14 @@ class Stack:
     """Methods that are one computation: they differ in numbers only.
 
     Attributes:
-        methods: their names.
+        kin: the first of all methods of that kind, whether it is asked for or not: the name of the computation.
+        methods: those that are asked for.
         style: of the optimizer.
         n_steps: Langevin steps, where there are any.
         data: the data sets.
     """
 
+    kin: str
     methods: tuple[str, ...]
     style: str
     n_steps: int | None
@@ -100,7 +102,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        return f"{self.methods[0]}, {self.style}" + (f", {self.n_steps} Langevin steps" if self.n_steps else "")
+        return f"{self.kin}, {self.style}" + (f", {self.n_steps} Langevin steps" if self.n_steps else "")
 
     def runs(self, size: Size) -> list[Run]:
         return [
@@ -110,6 +112,19 @@ class Stack:
             for lr in size.rates[self.style]
             for seed in range(size.first_seed, size.first_seed + size.seeds)
         ]
+
+    def parts(self, size: Size, most: int) -> list[list[Run]]:
+        """The runs in parts of at most `most`, but all settings and seeds of a method on a data set in one."""
+        places: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        for run in self.runs(size):
+            places[run.method, run.data].append(run)
+        found: list[list[Run]] = []
+        for own in places.values():
+            if found and len(found[-1]) + len(own) <= most:
+                found[-1].extend(own)
+            else:
+                found.append(own)
+        return found
 
     def training(self, size: Size, steps: int) -> Training:
         plain, normalised = OPTIMIZERS[self.style]
@@ -187,28 +202,26 @@ class Stack:
 
     def records(
         self,
+        part: Sequence[Run],
         size: Size,
         steps: int,
         device: str,
         common: Mapping[str, Any],
         known: Sequence[Mapping[str, Any]] = (),
-        together: int = 0,
     ) -> Iterator[dict[str, Any]]:
-        """Train all runs and measure them; MMD, Frechet distance and pictures for each data set's best rate.
+        """Train the runs of a part and measure them; MMD, Frechet distance and pictures for each data set's best rate.
 
         Runs that are `known` already are not trained again, and have a say in which rate is best.
         """
         there = {facts["key"] for facts in known}
-        runs = [run for run in self.runs(size) if run.key(common, steps) not in there]
+        runs = [run for run in part if run.key(common, steps) not in there]
+        done = self.train(runs, size, steps, device)
         measured: dict[Run, dict[str, Any]] = {}
         grids: dict[Run, Tensor] = {}
         trained: dict[Run, tuple[Stacked, int]] = {}
-        for start in range(0, len(runs), together or len(runs)):
-            part = runs[start : start + (together or len(runs))]
-            done = self.train(part, size, steps, device)
-            for place, (run, facts, grid) in enumerate(self._measured(part, done, size)):
-                facts |= {"key": run.key(common, steps), "steps": steps, "seconds": done.seconds / len(part)}
-                measured[run], grids[run], trained[run] = facts, grid, (done.model, place)
+        for place, (run, facts, grid) in enumerate(self._measured(runs, done, size)):
+            facts |= {"key": run.key(common, steps), "steps": steps, "seconds": done.seconds / len(runs)}
+            measured[run], grids[run], trained[run] = facts, grid, (done.model, place)
         for run in _candidates(measured, known):
             if measured[run]["status"] == "ok":
                 problem, where = _problem(run.data, run.seed, size), plane(run.data, size.cells)
@@ -270,8 +283,7 @@ def _candidates(measured: Mapping[Run, Mapping[str, Any]], known: Sequence[Mappi
 def stacks(size: Size, data: tuple[str, ...], methods: Sequence[str], *, apart: bool) -> list[Stack]:
     """All stacks of the study; `apart` gives each data set its own, which processes can share out."""
     found: dict[Any, list[str]] = defaultdict(list)
-    for name in methods:
-        method = METHODS[name]
+    for name, method in METHODS.items():
         for style in method.styles:
             langevin: list[int | None] = [n for n in method.n_steps if n in size.n_steps]
             for n_steps in langevin or [None]:
@@ -279,8 +291,9 @@ def stacks(size: Size, data: tuple[str, ...], methods: Sequence[str], *, apart: 
                 found[alike].append(name)
     places = [(name,) for name in data] if apart else [data]
     return [
-        Stack(tuple(names), style, n_steps, place)
+        Stack(names[0], chosen, style, n_steps, place)
         for (_, _, _, style, n_steps), names in found.items()
+        if (chosen := tuple(name for name in names if name in methods))
         for place in places
     ]
 

@@ -78,7 +78,7 @@ def outcome(found: Sequence[Standing], at: str, what: str, *, named: bool = True
     parts["alone"] += f" of {counted(sum(counts.values()), what)}"
     if named and tested and counts["losses"]:
         best = dict.fromkeys(name for one in found for name in one.beaten_by)
-        parts["losses"] += f" (to {', '.join(best)})"
+        parts["losses"] += f" (best there: {', '.join(best)})"
     if not tested:
         del parts["tied"]
     if not counts["failed"]:

@@ -23,7 +23,7 @@ from unnorm.paper.toy2d.peers import PEERS, peer_keys, peer_records
 from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
 from unnorm.paper.toy2d.results import FILE
 from unnorm.paper.toy2d.spec import DATA, METHODS, SIZES, Size
-from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Stack, stacks
+from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Run, Stack, stacks
 from unnorm.processes import Work, check_backend, computed
 from unnorm.progress import Progress
 
@@ -157,10 +157,12 @@ class Study:
         there = {record["key"]: record for record in clock.ledger.of("run")}
         work = []
         for stack in self.stacks:
-            keys = [run.key(self.common, steps[stack.name]) for run in stack.runs(self.plan)]
-            if clock.ledger.missing(keys):
-                known = [there[key] for key in keys if key in there]
-                work.append((_stack_records, (stack, self.plan, steps[stack.name], self.device, self.common, known)))
+            for part in stack.parts(self.plan, TOGETHER[self.device]):
+                keys = [run.key(self.common, steps[stack.name]) for run in part]
+                if clock.ledger.missing(keys):
+                    known = [there[key] for key in keys if key in there]
+                    rest = (self.plan, steps[stack.name], self.device, self.common, known)
+                    work.append((_part_records, (stack, part, *rest)))
         self._write_all(clock, "networks", work, bar, here=self.device == "cuda")
 
     def _peers(self, clock: "_Clock", bar: Progress) -> None:
@@ -182,7 +184,7 @@ class Study:
     def _compare(self, clock: "_Clock", steps: Mapping[str, int]) -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
         ledger = clock.ledger
-        replicas = {(stack.methods[0], stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
+        replicas = {(stack.kin, stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
         keys = {run.key(self.common, steps[stack.name]) for stack in self.stacks for run in stack.runs(self.plan)}
         key = key_of({**self.common, "throughput": sorted(keys)})
         timings = {(one["method"], one["style"], one["n_steps"]): one for one in ledger.of("timing")}
@@ -240,14 +242,12 @@ def _timing(stack: Stack, size: Size, device: str, key: str) -> list[dict[str, A
     seconds, replicas = stack.step_seconds(size, device)
     single = stack.single_seconds(size, device) if device == "cuda" else None
     steps = max(2, min(MOST_STEPS, round(size.seconds / seconds)))
-    facts = {"kind": "timing", "key": key, "method": stack.methods[0], "style": stack.style, "n_steps": stack.n_steps}
+    facts = {"kind": "timing", "key": key, "method": stack.kin, "style": stack.style, "n_steps": stack.n_steps}
     return [facts | {"replicas": replicas, "step_seconds": seconds, "single_seconds": single, "steps": steps}]
 
 
-def _stack_records(
-    stack: Stack, size: Size, steps: int, device: str, common: Mapping[str, Any], known: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    return list(stack.records(size, steps, device, common, known, TOGETHER[device]))
+def _part_records(stack: Stack, part: Sequence[Run], *rest: Any) -> list[dict[str, Any]]:
+    return list(stack.records(part, *rest))
 
 
 def _claimed(folder: Path, study: Study, force: bool) -> Ledger:

@@ -125,7 +125,30 @@ def _by_samples(results: Results, style: str) -> str:
     names = " and ".join(METRICS[metric] for metric in found)
     return (
         f"{STYLES[style]}, judged by samples ({names}): MECO {outcome(list(found.values()), 'in', 'comparison')}. "
-        f"{_rank_words(results, found, style)}{_floor_words(results, list(found), style)}"
+        f"{_pairs(results, list(found), style)}{_rank_words(results, found, style)}"
+        f"{_floor_words(results, list(found), style)}"
+    )
+
+
+def _pairs(results: Results, metrics: Sequence[str], style: str) -> str:
+    """Against each other method by itself: how often MECO is ahead, and how often behind, by the paired test."""
+    ahead = behind = total = 0
+    for metric in metrics:
+        for data in results.data:
+            own = results.cell(metric, ("meco", style), data)
+            for row in results.rows(style, origins=["paper"]):
+                other = results.cell(metric, row, data)
+                if own is None or other is None or row[0] == "meco":
+                    continue
+                found = column({"own": own, "other": other})
+                total += 1
+                if found.tested and not found.ties:
+                    ahead, behind = ahead + (found.best == "own"), behind + (found.best == "other")
+    if not (ahead or behind):
+        return ""
+    return (
+        f"Against one method at a time it is ahead in {ahead} of {total} comparisons and behind in {behind} (p < 0.05 "
+        "each, not corrected for their number). "
     )
 
 

@@ -30,7 +30,7 @@ def standings(results: Results) -> Grid:
             rank = float(np.mean(found.ranks)) if found.ranks else None
             mean = Entry("-" if rank is None else f"{rank:.2f}", rank)
             rows.append([label(f"{STYLES[style]}, {METRICS[metric]}"), *entries, mean, label(beaten)])
-    head = ["MECO by style and metric", *verbs(tested), "mean rank", "behind"]
+    head = ["MECO by style and metric", *verbs(tested), "mean rank", "best where it loses"]
     return Grid("On how many data sets MECO, among the paper's methods, ...", head, rows)
 
 
