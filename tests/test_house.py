@@ -14,7 +14,7 @@ ORDER = [
     "optim", "iterates", "training", "checkpoint", "progress", "health", "train", "replicas", "bridges",
     "device", "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings",
     "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",
-    "terminal", "studies", "cli", "__main__",
+    "tabular", "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unnorm import __version__
+from unnorm.detect import anomalies
 from unnorm.errors import Interrupted, InvalidValue, UnnormError
 from unnorm.studies import report, reproduce
 from unnorm.terminal import JsonFlag, Seed, print_json, was_given
@@ -355,6 +356,7 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
         _print_result(result, f"{result['model']['kind']}, {parameters:,} parameters, events of shape {density.event}")
 
 
+app.command(epilog="Example: unnorm anomalies table.csv    or: unnorm anomalies table.csv --labels fraud")(anomalies)
 app.command(epilog="Example: unnorm reproduce toy2d --size laptop    or: unnorm reproduce gaussian-mean")(reproduce)
 app.command(epilog="Example: unnorm report results/toy2d")(report)
 

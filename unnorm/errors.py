@@ -2,6 +2,7 @@
 
 __all__ = [
     "BrokenFile",
+    "ConstantColumnWarning",
     "DataError",
     "HealthWarning",
     "Interrupted",
@@ -49,6 +50,10 @@ class Interrupted(UnnormError):
     """Training was stopped by Ctrl-C after saving a checkpoint."""
 
     exit_code = 130
+
+
+class ConstantColumnWarning(UserWarning):
+    """Columns with one value only were left out of a density."""
 
 
 class HealthWarning(UserWarning):

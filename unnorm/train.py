@@ -253,7 +253,9 @@ class _Run:
 
     @property
     def ended(self) -> bool:
-        """Whether the validation data have seen nothing better for as long as patience lasts."""
+        """Whether its seconds are over, or validation has seen nothing better for as long as patience lasts."""
+        if self.training.seconds is not None and self.seconds > self.training.seconds:
+            return True
         looks = [record["validation"] for record in self.records if "validation" in record]
         patience = self.training.patience
         return patience is not None and len(looks) > patience and min(looks) not in looks[-patience:]

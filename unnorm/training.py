@@ -31,6 +31,7 @@ class Training:
         checkpoint_every: steps between two checkpoints, where there is a folder to write to.
         validate_every: steps between two looks at the validation data, where there are any.
         patience: looks at the validation data without a new best after which training ends; None for never.
+        seconds: of training steps after which training ends; None for no limit.
         seed: of batches and noise, where no generator is given.
 
     >>> Training(steps=0)
@@ -50,6 +51,7 @@ class Training:
     checkpoint_every: int = 500
     validate_every: int = 25
     patience: int | None = None
+    seconds: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class Training:
                 raise InvalidValue(f"The '{name}' of Training must be a positive integer. Got {value}.")
         if self.patience is not None and (not isinstance(self.patience, int) or self.patience < 1):
             raise InvalidValue(f"The 'patience' of Training must be a positive integer. Got {self.patience}.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise InvalidValue(f"The 'seconds' of Training must be positive. Got {self.seconds}.")
         self.make_optimizer([nn.Parameter(torch.zeros(1))])
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**62:
             raise InvalidValue(f"The 'seed' of Training must be an integer from 0 to 2^62 - 1. Got {self.seed}.")

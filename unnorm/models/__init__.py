@@ -1,8 +1,9 @@
 """Networks that give log p~; any other callable `(n, *event) -> (n,)` works as well, unwrapped."""
 
+from unnorm.models.averaged import Averaged
 from unnorm.models.mlp import MLP
 from unnorm.models.quadratic import Quadratic
 from unnorm.models.resnet import ResNet, Seen
 from unnorm.models.tilted import Bridged, Tilted
 
-__all__ = ["MLP", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted"]
+__all__ = ["MLP", "Averaged", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted"]

@@ -1,0 +1,200 @@
+"""The scikit-learn estimators: scikit-learn's own checks, integrals in the user's units, and bad tables."""
+
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+import scipy.sparse
+from scipy import integrate, stats
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from unnorm.errors import ConstantColumnWarning
+from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
+
+QUICK = {"steps": 50, "hidden": (16,), "bridges": "none", "random_state": 0}
+SHORT = {"steps": 20, "hidden": (16,), "experts": 2, "random_state": 0}
+OPTIONS = {EnergyDensity: QUICK, EnergyOutlierDetector: SHORT}
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([EnergyDensity(**QUICK), EnergyOutlierDetector(**SHORT)])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def rows(n=1000, seed=0):
+    rng = np.random.RandomState(seed)
+    return np.c_[rng.gamma(2.0, 50.0, n), rng.standard_normal(n) * 1e-3 + 7.0]
+
+
+class TestDensity:
+    @pytest.mark.parametrize("noise", ["auto", "gaussian", "copula", "mixture", "smoothed"])
+    def test_integrates_to_one_in_one_dimension(self, noise):
+        x = rows()[:, :1]
+        density = EnergyDensity(random_state=0, steps=200, noise=noise).fit(x)
+        grid = np.concatenate([-np.geomspace(1e6, 1e-3, 20_000), np.geomspace(1e-3, 1e6, 60_000)])
+        total = integrate.trapezoid(np.exp(density.score_samples(grid[:, None])), grid)
+        assert abs(total - 1) < 0.01
+
+    def test_integrates_to_one_in_two_dimensions(self):
+        x = rows()
+        density = EnergyDensity(random_state=0, steps=200).fit(x)
+        a, b = np.linspace(-150, 1500, 800), np.linspace(6.985, 7.015, 400)
+        grid = np.stack(np.meshgrid(a, b, indexing="ij"), -1).reshape(-1, 2)
+        values = np.exp(density.score_samples(grid)).reshape(len(a), len(b))
+        assert abs(integrate.trapezoid(integrate.trapezoid(values, b), a) - 1) < 0.01
+
+    def test_log_density_of_a_gaussian_is_its_own(self):
+        rng = np.random.RandomState(0)
+        cov = np.array([[4.0, 1.5], [1.5, 1.0]])
+        x = rng.multivariate_normal([10, -3], cov, 5000)
+        density = EnergyDensity(random_state=0).fit(x[:4000])
+        gap = stats.multivariate_normal([10, -3], cov).logpdf(x[4000:]) - density.score_samples(x[4000:])
+        assert abs(gap.mean()) < 0.02
+        assert density.score(x[4000:]) == pytest.approx(density.score_samples(x[4000:]).mean())
+
+    def test_samples_are_the_datas_own(self):
+        x = np.c_[rows(), np.random.RandomState(1).poisson(2.0, 1000), np.full(1000, 5.0)]
+        with pytest.warns(ConstantColumnWarning, match="1 of 4 columns are constant and are left out: 3"):
+            density = EnergyDensity(random_state=0, steps=200).fit(x)
+        drawn = density.sample(2000, random_state=1)
+        assert drawn.shape == (2000, 4)
+        assert (drawn[:, 3] == 5.0).all()
+        assert (drawn[:, 2] == np.round(drawn[:, 2])).all()
+        for column in range(2):
+            assert stats.ks_2samp(drawn[:, column], x[:, column]).pvalue > 1e-4
+        np.testing.assert_array_equal(drawn, density.sample(2000, random_state=1))
+
+    def test_integers_have_probabilities(self):
+        """Two independent columns of integers: the density at a pair is its probability."""
+        rng = np.random.RandomState(0)
+        x = np.c_[rng.binomial(1, 0.3, 4000), rng.binomial(6, 0.5, 4000)].astype(float)
+        density = EnergyDensity(random_state=0).fit(x)
+        pairs = np.array([[a, b] for a in range(2) for b in range(7)], dtype=float)
+        exact = stats.binom(1, 0.3).pmf(pairs[:, 0]) * stats.binom(6, 0.5).pmf(pairs[:, 1])
+        found = np.exp(density.score_samples(pairs))
+        assert np.abs(found - exact).max() < 0.03
+        assert abs(found.sum() - 1) < 0.1
+
+    def test_weights_count_rows(self):
+        x = rows(400)
+        weights = np.random.RandomState(1).randint(0, 3, 400)
+        a = EnergyDensity(**QUICK).fit(x, sample_weight=weights)
+        b = EnergyDensity(**QUICK).fit(np.repeat(x, weights, axis=0))
+        np.testing.assert_allclose(a.score_samples(x), b.score_samples(x))
+        half = EnergyDensity(**QUICK).fit(x, sample_weight=0.5 * np.ones(400))
+        np.testing.assert_allclose(half.score_samples(x), EnergyDensity(**QUICK).fit(x).score_samples(x))
+        with pytest.raises(ValueError, match="Negative values"):
+            EnergyDensity(**QUICK).fit(x, sample_weight=-np.ones(400))
+
+    def test_time_is_kept(self):
+        density = EnergyDensity(random_state=0, steps=10**6, patience=10**6, bridges="none", max_time=2.0)
+        density.fit(rows())
+        assert density.diagnostics_["steps"] < 10**6
+        assert density.history_["seconds"][-1] < 2.0
+
+    def test_pieces_of_scikit_learn(self, tmp_path):
+        x = rows(300)
+        pipeline = make_pipeline(StandardScaler(), EnergyDensity(**QUICK)).fit(x)
+        search = GridSearchCV(EnergyDensity(**QUICK), {"noise": ["gaussian", "copula"]}, cv=2).fit(x)
+        assert search.best_params_["noise"] in ("gaussian", "copula")
+        joblib.dump(pipeline, tmp_path / "a.joblib")
+        again = joblib.load(tmp_path / "a.joblib")
+        np.testing.assert_array_equal(again.score_samples(x), pipeline.score_samples(x))
+        twin = clone(pipeline).fit(x)
+        np.testing.assert_allclose(twin.score_samples(x), pipeline.score_samples(x))
+
+    def test_frames_and_categories(self):
+        pandas = pytest.importorskip("pandas")
+        polars = pytest.importorskip("polars")
+        frame = pandas.DataFrame({"a": rows(300)[:, 0], "b": rows(300)[:, 1]})
+        density = EnergyDensity(**QUICK).fit(frame)
+        assert list(density.feature_names_in_) == ["a", "b"]
+        np.testing.assert_array_equal(
+            density.score_samples(frame), EnergyDensity(**QUICK).fit(polars.from_pandas(frame)).score_samples(frame)
+        )
+        with pytest.raises(ValueError, match="feature names"):
+            density.score_samples(frame[["b", "a"]])
+        frame["c"] = np.where(frame["a"] > 100, "high", "low")
+        encode = ColumnTransformer([("c", OneHotEncoder(), ["c"])], remainder="passthrough")
+        assert np.isfinite(make_pipeline(encode, EnergyDensity(**QUICK)).fit(frame).score_samples(frame)).all()
+
+
+class TestDetector:
+    def test_far_rows_are_found(self):
+        rng = np.random.RandomState(0)
+        far = rng.standard_normal((10, 4))
+        far *= 8 / np.linalg.norm(far, axis=1, keepdims=True)
+        x = np.r_[rng.standard_normal((500, 4)), far]
+        detector = EnergyOutlierDetector(random_state=0, contamination=10 / 510).fit(x)
+        assert (detector.predict(x) == np.r_[np.ones(500), -np.ones(10)]).mean() > 0.995
+        np.testing.assert_allclose(detector.decision_function(x), detector.score_samples(x) - detector.offset_)
+        assert ((detector.decision_function(x) < 0) == (detector.predict(x) == -1)).all()
+        assert np.isfinite(detector.log_density(x)).all()
+
+    def test_a_group_of_anomalies_is_found(self):
+        """They are among the rows it is fitted to, and close to each other."""
+        rng = np.random.RandomState(0)
+        x = np.r_[rng.standard_normal((500, 4)), 6 + rng.standard_normal((10, 4))]
+        scores = EnergyOutlierDetector(random_state=0).fit(x).score_samples(x)
+        assert roc_auc_score(np.r_[np.ones(500), np.zeros(10)], scores) > 0.95
+
+    def test_a_broken_dependence_is_found(self):
+        """Each value is usual in its column, the pair is not: single columns cannot see it."""
+        rng = np.random.RandomState(0)
+        z = rng.standard_normal(2000)
+        x = np.c_[z, z + 0.05 * rng.standard_normal(2000)]
+        detector = EnergyOutlierDetector(random_state=0, contamination=0.02).fit(x)
+        assert detector.predict([[1.0, 1.0], [1.0, -1.0]]).tolist() == [1, -1]
+
+    @pytest.mark.parametrize("contamination", [0.01, 0.2, 0.5])
+    def test_contamination_is_the_share(self, contamination):
+        x = rows(1000)
+        found = EnergyOutlierDetector(contamination=contamination, **SHORT).fit(x).predict(x)
+        assert abs((found == -1).mean() - contamination) < 0.005
+
+
+BAD = {
+    "nan": (np.array([[1.0, np.nan], [2.0, 3.0]]), "Input X contains NaN"),
+    "infinity": (np.array([[1.0, np.inf], [2.0, 3.0]]), "Input X contains infinity"),
+    "words": (np.array([["a", "b"], ["c", "d"]], dtype=object), "could not convert string to float"),
+    "one row": (np.ones((1, 3)), "Found array with 1 sample"),
+    "no columns": (np.ones((3, 0)), "0 feature"),
+    "one axis": (np.ones(5), "Expected 2D array"),
+    "equal rows": (np.ones((50, 3)), "All 3 columns are constant"),
+    "sparse": (scipy.sparse.csr_matrix(np.eye(5)), "Sparse data was passed"),
+}
+
+
+@pytest.mark.parametrize("kind", [EnergyDensity, EnergyOutlierDetector])
+class TestBadTables:
+    @pytest.mark.parametrize("name", BAD)
+    def test_refused_in_scikit_learns_words(self, kind, name):
+        table, words = BAD[name]
+        with pytest.raises((ValueError, TypeError), match=words):
+            kind(**OPTIONS[kind]).fit(table)
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            pytest.param(np.random.RandomState(0).standard_normal((60, 1)), id="one column"),
+            pytest.param(np.random.RandomState(0).standard_normal((5, 500)), id="5 rows, 500 columns"),
+            pytest.param(1e300 * np.random.RandomState(0).standard_normal((100, 2)), id="1e300"),
+            pytest.param(1e-300 * np.random.RandomState(0).standard_normal((100, 2)), id="1e-300"),
+            pytest.param(np.repeat(np.random.RandomState(0).standard_normal((5, 3)), 40, axis=0), id="duplicates"),
+            pytest.param(np.repeat([[0.0, 1.0], [1.0, 0.0]], 50, axis=0), id="two rows"),
+            pytest.param(np.c_[np.arange(100.0), 2 * np.arange(100.0)], id="linear dependence"),
+        ],
+    )
+    def test_that_work(self, kind, table):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantColumnWarning)
+            fitted = kind(**OPTIONS[kind]).fit(table)
+        assert np.isfinite(fitted.score_samples(table)).all()

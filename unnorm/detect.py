@@ -1,0 +1,70 @@
+"""The command of people with a table: `unnorm anomalies`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unnorm.terminal import JsonFlag, Seed, print_json
+
+__all__ = ["anomalies"]
+
+SHOWN = 5
+
+
+def anomalies(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .npy, .npz or .parquet file of numbers.")],
+    contamination: Annotated[
+        float | None,
+        typer.Option(help="The share of rows to call anomalies. [default: 0.1, or that of the labels]"),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="A column (or an array of an .npz) of 0 and 1: curves and metrics; it is not fitted to."),
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Some columns only, as in a,b,c.")] = None,
+    key: Annotated[str | None, typer.Option(help="The array of an .npz file.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows whose columns are explained.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Output folder; runs/NAME-anomalies when not given.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier search wrote there.")] = False,
+    drop_nonfinite: Annotated[
+        bool, typer.Option("--drop-nonfinite", help="Leave out rows with NaN or infinity.")
+    ] = False,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """Rank the rows of a table by how unusual they are, and say which columns make them so."""
+    import warnings
+
+    from unnorm.anomalies import labelled, search, write
+    from unnorm.data.tables import find
+    from unnorm.errors import ConstantColumnWarning
+
+    path = find(data)
+    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
+    table, truth = labelled(path, key, chosen, labels)
+    folder = out or Path("runs") / f"{path.stem}-anomalies"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ConstantColumnWarning)
+        found = search(
+            table, truth, contamination=contamination, drop=drop_nonfinite, top=top, seed=seed, device=device
+        )
+    for warning in said:
+        if issubclass(warning.category, ConstantColumnWarning):
+            typer.echo(f"unnorm: warning: {warning.message}", err=True)
+    files = write(found, folder, path.name, force)
+    if as_json:
+        metrics = None if found.detection is None else found.detection._asdict()
+        facts = {"folder": str(folder), "files": files, "rows": len(found.surprise), "metrics": metrics}
+        print_json(facts | {"anomalies": found.places[found.order[: int(found.flagged.sum())]].tolist()})
+        return
+    typer.echo(f"{len(found.surprise):,} rows, {int(found.flagged.sum()):,} called anomalies. The most unusual:")
+    for rank, place in enumerate(found.order[:SHOWN]):
+        because = ", ".join(name for name, _ in found.because[rank]) if rank < len(found.because) else ""
+        typer.echo(
+            f"  row {found.places[place]}: surprise {found.surprise[place]:.2f}{because and ', because of ' + because}"
+        )
+    if found.detection is not None:
+        typer.echo(found.detection.line())
+    typer.echo(f"Written to {folder}: {', '.join(files)}")

@@ -1,0 +1,305 @@
+"""scikit-learn estimators: a normalised density of a table, and a detector of its anomalies.
+
+Here scikit-learn's meaning of `score` and `score_samples` wins: a score is a log density, not the gradient of one.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import joblib
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.special import logsumexp
+from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, _fit_context
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from unnorm.data.rows import chunks
+from unnorm.density import Density
+from unnorm.device import fabric_for
+from unnorm.noise.fitting import KINDS
+from unnorm.tabular.columns import Columns, weighted
+from unnorm.tabular.committee import Committee, Experts
+from unnorm.tabular.fitting import Plan, fit_rows
+from unnorm.types import LogZ
+
+__all__ = ["EnergyDensity", "EnergyOutlierDetector"]
+
+CHUNK = 2**14
+COMMON: dict[str, list[Any]] = {
+    "device": [StrOptions({"auto", "cpu", "cuda"})],
+    "random_state": ["random_state"],
+    "n_jobs": [Integral, None],
+    "verbose": ["verbose"],
+}
+
+
+class _Table(BaseEstimator):
+    """How both estimators read a table, and what a fitted one has."""
+
+    columns_: Columns
+    density_: Density
+    device: str
+    random_state: Any
+    n_jobs: int | None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        return tags
+
+    def _rows(self, X: ArrayLike, sample_weight: ArrayLike | None) -> tuple[np.ndarray, int]:
+        """The rows to fit, weights counted, and a seed; constant columns are noted."""
+        x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+            if weights.sum() <= 0:
+                raise ValueError("The sample weights are all zero: there is nothing to fit.")
+        rows = weighted(x, weights)
+        self.columns_ = Columns.of(rows)
+        if not self.columns_.kept.any():
+            raise ValueError(f"All {rows.shape[1]} columns are constant (n_samples={len(rows)}): they have no density.")
+        self.columns_.warn(getattr(self, "feature_names_in_", None))
+        return rows, int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    @property
+    def log_z_(self) -> LogZ:
+        """log Z with its standard error and how it was found."""
+        check_is_fitted(self)
+        return self.density_.log_z
+
+    @property
+    def noise_(self) -> torch.nn.Module:
+        """The noise, in the model's units."""
+        check_is_fitted(self)
+        return self.density_.noise
+
+    @property
+    def model_(self) -> torch.nn.Module:
+        """log p~, in the model's units."""
+        check_is_fitted(self)
+        return self.density_.model
+
+    def _read(self, X: ArrayLike) -> np.ndarray:
+        check_is_fitted(self)
+        x: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
+        return x
+
+    def _log_prob(self, x: np.ndarray) -> np.ndarray:
+        """Log density of rows of all columns; constant columns have no part."""
+        rows = torch.from_numpy(np.ascontiguousarray(self.columns_.varying(x)))
+        with torch.no_grad(), _threads(self.n_jobs):
+            parts = [self.density_.log_prob(part) for part in chunks(rows, CHUNK)]
+        return torch.cat(parts).numpy()
+
+
+class EnergyDensity(DensityMixin, _Table):
+    """A normalised density of a table, learned as an energy-based model by MECO.
+
+    Columns are scaled by medians and quartiles, with far tails drawn in; a noise is chosen on held-out rows, and a
+    network learns how the rows differ from it, as long as held-out rows gain by it. Constant columns are left out with
+    a warning; integer columns are spread over their cells, so that their density is a probability. Categories belong
+    into a `ColumnTransformer` with a `OneHotEncoder`.
+
+    Args:
+        noise: "auto", or a kind of `unnorm.noise.fit`.
+        bridges: "auto", "none", or how many (`unnorm.Telescope`).
+        hidden: widths of the network; by default two layers, as wide as the table asks for.
+        steps: of training at most; by default from 500 to 3,000 by the number of rows.
+        lr: learning rate, falling along a cosine.
+        patience: looks at the held-out rows, 25 steps apart, without a new best, after which training ends.
+        max_time: seconds of fitting, about; training ends when half of them are over.
+        device: "cpu", "cuda" or "auto".
+        random_state: of everything random.
+        n_jobs: threads; None leaves torch's own number.
+        verbose: show a progress bar.
+
+    Attributes:
+        density_: the `unnorm.Density`, over the columns that vary.
+        log_z_: a `LogZ`: value, stderr, ess, khat, method, n.
+        noise_, model_: in the model's units.
+        history_: of training.
+        diagnostics_: whether log Z is to be trusted, what speaks against it, what was chosen, seconds.
+        columns_: which columns vary, which of these hold integers.
+
+    >>> x = np.random.RandomState(0).standard_normal((300, 2))
+    >>> density = EnergyDensity(random_state=0, noise="gaussian", bridges="none", steps=25).fit(x)
+    >>> bool(abs(density.score(x) + 2.8) < 0.2), density.sample(3).shape
+    (True, (3, 2))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **COMMON,
+        "noise": [StrOptions({"auto", *KINDS})],
+        "bridges": [StrOptions({"auto", "none"}), Interval(Integral, 1, None, closed="left")],
+        "hidden": ["array-like", None],
+        "steps": [Interval(Integral, 1, None, closed="left"), None],
+        "lr": [Interval(Real, 0, None, closed="neither")],
+        "patience": [Interval(Integral, 1, None, closed="left")],
+        "max_time": [Interval(Real, 0, None, closed="neither"), None],
+    }
+
+    def __init__(
+        self,
+        *,
+        noise: str = "auto",
+        bridges: str | int = "auto",
+        hidden: Sequence[int] | None = None,
+        steps: int | None = None,
+        lr: float = 1e-3,
+        patience: int = 20,
+        max_time: float | None = None,
+        device: str = "cpu",
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: bool | int = False,
+    ):
+        self.noise, self.bridges, self.hidden = noise, bridges, hidden
+        self.steps, self.lr, self.patience, self.max_time = steps, lr, patience, max_time
+        self.device, self.random_state, self.n_jobs, self.verbose = device, random_state, n_jobs, verbose
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit to rows; a row of weight two counts as two rows."""
+        rows, seed = self._rows(X, sample_weight)
+        self.constants_ = rows[0].copy()
+        plan = Plan(
+            noise=self.noise,
+            bridges=str(self.bridges),
+            hidden=None if self.hidden is None else tuple(self.hidden),
+            steps=self.steps,
+            lr=self.lr,
+            patience=self.patience,
+            seconds=self.max_time,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+        with _threads(self.n_jobs):
+            fitted = fit_rows(self.columns_.dequantised(rows, seed), plan, fabric_for(self.device))
+        self.density_, self.history_, self.diagnostics_ = fitted.density, fitted.history, fitted.diagnostics
+        return self
+
+    def score_samples(self, X: ArrayLike) -> np.ndarray:
+        """The normalised log density of each row, in the units of X; of integers, averaged over their cells."""
+        x = self._read(X)
+        shifts = self.columns_.shifts()
+        found = [self._log_prob(x + shift) for shift in shifts]
+        return np.asarray(logsumexp(found, axis=0) - np.log(len(shifts)))
+
+    def score(self, X: ArrayLike, y: Any = None) -> float:
+        """The mean log density of the rows, in nats, as of GaussianMixture; KernelDensity's `score` is their sum."""
+        return float(self.score_samples(X).mean())
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
+        """Draws, in the units of X: integers where the column holds such, constant columns as they were."""
+        check_is_fitted(self)
+        rng = check_random_state(self.random_state if random_state is None else random_state)
+        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        drawn = self.density_.sample(n_samples, generator=generator).numpy()
+        drawn[:, self.columns_.integer] = np.round(drawn[:, self.columns_.integer])
+        rows = np.tile(self.constants_, (n_samples, 1))
+        rows[:, self.columns_.kept] = drawn
+        return rows
+
+
+class EnergyOutlierDetector(OutlierMixin, _Table):
+    """A detector of anomalies: three energies of a row, each as the share of rows that are as unusual, combined.
+
+    The three are the tails of single columns, a mixture of few Gaussians, and a learned density: networks trained by
+    MECO against a Gaussian wider than the rows, averaged. Rows that hold groups of anomalies teach a density of great
+    capacity that these are usual; the learned one is trained for a short time, and the two simpler ones hardly notice.
+    An integer or a category is a number like any other here.
+
+    Args:
+        contamination: the share of the training rows that `predict` calls anomalies, in (0, 0.5].
+        experts: networks that are averaged.
+        hidden: widths of each.
+        steps: of their training.
+        device: "cpu", "cuda" or "auto".
+        random_state: of everything random.
+        n_jobs: threads; None leaves torch's own number.
+
+    Attributes:
+        offset_: what `decision_function` takes from `score_samples`.
+        committee_: the three energies and their calibration.
+        density_, log_z_, noise_, model_: of the learned one, over the columns that vary.
+        columns_: which columns vary.
+
+    >>> rng = np.random.RandomState(0)
+    >>> x = np.r_[rng.standard_normal((200, 2)), [[9.0, 9.0]]]
+    >>> detector = EnergyOutlierDetector(random_state=0, contamination=0.01, steps=25).fit(x)
+    >>> detector.predict([[0.0, 0.0], [9.0, 9.0]]).tolist()
+    [1, -1]
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **COMMON,
+        "contamination": [Interval(Real, 0, 0.5, closed="right")],
+        "experts": [Interval(Integral, 1, None, closed="left")],
+        "hidden": ["array-like"],
+        "steps": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        *,
+        contamination: float = 0.1,
+        experts: int = 4,
+        hidden: Sequence[int] = (64, 64),
+        steps: int = 300,
+        device: str = "cpu",
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: bool | int = False,
+    ):
+        self.contamination, self.experts, self.hidden, self.steps = contamination, experts, hidden, steps
+        self.device, self.random_state, self.n_jobs, self.verbose = device, random_state, n_jobs, verbose
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit to rows, anomalies among them or not; labels are never looked at."""
+        rows, seed = self._rows(X, sample_weight)
+        varying = self.columns_.varying(rows)
+        experts = Experts(self.experts, tuple(self.hidden), self.steps, seed)
+        with _threads(self.n_jobs):
+            self.committee_ = Committee.fit(varying, experts, fabric_for(self.device))
+        self.density_ = self.committee_.density
+        self.offset_ = float(np.quantile(-self.committee_.surprise(varying), self.contamination))
+        return self
+
+    def log_density(self, X: ArrayLike) -> np.ndarray:
+        """The normalised log density of each row by the learned energy, in the units of X."""
+        return self._log_prob(self._read(X))
+
+    def score_samples(self, X: ArrayLike) -> np.ndarray:
+        """The mean over the three energies of the log share of training rows that are as unusual; low is unusual."""
+        x = self._read(X)
+        with _threads(self.n_jobs):
+            return -self.committee_.surprise(self.columns_.varying(x))
+
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
+        """`score_samples` less `offset_`: below zero is an anomaly."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """-1 for anomalies, 1 for the others."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+
+@contextmanager
+def _threads(n_jobs: int | None) -> Iterator[None]:
+    """As many of torch's threads as asked for; None changes nothing."""
+    if n_jobs is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,224 @@
+"""Three energies that judge whether a row is an anomaly: tails of single columns, a mixture, and a learned one."""
+
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from sklearn.mixture import GaussianMixture
+from torch import nn
+
+from unnorm import replicas
+from unnorm.data.affine import Whiten
+from unnorm.data.robust import LogTails, robust_scale
+from unnorm.data.transforms import Compose, Transform
+from unnorm.density import Density
+from unnorm.errors import WeightsWarning
+from unnorm.estimators import MECO
+from unnorm.models import MLP, Averaged, Tilted
+from unnorm.noise import Gaussian
+from unnorm.training import Training
+
+__all__ = ["Calibration", "Committee", "Experts", "Tails"]
+
+MOST_KEPT = 10_000
+BATCH, LR = 128, 3e-3
+WIDER = 1.5  # the noise's deviations, in those of the rows: it reaches around them
+SHRUNK = 0.1  # of each covariance is taken away
+RIDGE = 1e-4
+COMPONENTS, ROWS_FOR_EACH = 8, 10  # of the mixture at most; rows for each component and column at least
+WIDENED = 1e-2  # what the mixture's variances have more, in those of the scaled columns
+TIE = 1e-3
+TRIM, TRIM_ROUNDS = 0.05, 3  # of the rows: the farthest out are not learned from
+
+
+class Tails(NamedTuple):
+    """How far out a row's values are in their columns: the sum over columns of -log of the nearer tail's share of rows.
+
+    >>> tails = Tails.fit(np.arange(10.0)[:, None])
+    >>> tails.energy(np.array([[4.5], [0.0], [99.0]])).round(2).tolist()
+    [0.69, 2.3, 3.0]
+    """
+
+    sorted: np.ndarray
+    rows: int
+
+    @classmethod
+    def fit(cls, rows: np.ndarray) -> "Tails":
+        places = np.linspace(0, len(rows) - 1, min(len(rows), MOST_KEPT)).round().astype(int)
+        return cls(np.sort(rows, axis=0)[places], len(rows))
+
+    def energy(self, x: np.ndarray) -> np.ndarray:
+        n, total = len(self.sorted), np.zeros(len(x))
+        for column, values in zip(self.sorted.T, x.T, strict=True):
+            below = np.searchsorted(column, values, side="right") / n
+            above = 1 - np.searchsorted(column, values, side="left") / n
+            total -= np.log(np.minimum(below, above).clip(0.5 / self.rows, 1.0))
+        return total
+
+
+class Calibration(NamedTuple):
+    """From an energy to a surprise: -log of the share of training rows whose energy is at least as high.
+
+    Between the energies of two rows it is linear. Beyond all of them the share is the least there is, and a little of
+    how far it is keeps the order.
+
+    >>> Calibration.fit(np.arange(9.0)).surprise(np.array([-1.0, 4.0, 8.0, 100.0])).round(2).tolist()
+    [0.0, 0.51, 1.61, 1.61]
+    """
+
+    energies: np.ndarray
+    surprises: np.ndarray
+    mean: float
+    deviation: float
+
+    @classmethod
+    def fit(cls, energies: np.ndarray) -> "Calibration":
+        bounded = _bounded(energies)
+        values, counts = np.unique(bounded, return_counts=True)
+        at_least = counts[::-1].cumsum()[::-1]
+        surprises = -np.log((1 + at_least) / (1 + len(bounded)))
+        return cls(values, surprises, float(bounded.mean()), float(bounded.std()) or 1.0)
+
+    def surprise(self, energies: np.ndarray) -> np.ndarray:
+        bounded = _bounded(energies)
+        far = np.maximum(bounded - self.mean, 0) / self.deviation
+        return np.interp(bounded, self.energies, self.surprises) + TIE * np.arcsinh(far)
+
+
+@dataclass(frozen=True)
+class Committee:
+    """The three energies, each as a surprise; their mean is Fisher's way to combine three tests.
+
+    Attributes:
+        tails: of single columns.
+        scale: to robust units with tails drawn in, in which the mixture lives.
+        mixture: of few Gaussians, widened.
+        density: the learned one, normalised: experts trained by MECO against a Gaussian wider than the rows.
+        calibrations: of the three, in this order.
+    """
+
+    tails: Tails
+    scale: Transform
+    mixture: GaussianMixture
+    density: Density
+    calibrations: tuple[Calibration, ...] = ()
+
+    @classmethod
+    def fit(cls, rows: np.ndarray, experts: "Experts", fabric: Fabric) -> "Committee":
+        """Of rows (n, columns) of which no column is constant."""
+        scale = Compose([robust_scale(rows), LogTails()])
+        scaled = _through(scale, rows)
+        components = int(np.clip(len(rows) // (ROWS_FOR_EACH * rows.shape[1]), 1, COMPONENTS))
+        mixture = GaussianMixture(components, reg_covar=WIDENED, max_iter=50, random_state=experts.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fifty rounds are enough for a part of a committee
+            mixture.fit(_trimmed(scaled))
+        found = cls(Tails.fit(rows), scale, mixture, experts.density(_trimmed(scaled), scale, fabric))
+        calibrations = tuple(Calibration.fit(own) for own in found.energies(rows))
+        return cls(found.tails, scale, mixture, found.density, calibrations)
+
+    def energies(self, x: np.ndarray) -> list[np.ndarray]:
+        with torch.no_grad():
+            rows = torch.from_numpy(np.ascontiguousarray(x))
+            learned = torch.cat([self.density.log_prob(part) for part in rows.split(2**14)])
+        return [self.tails.energy(x), -self.mixture.score_samples(_through(self.scale, x)), -learned.numpy()]
+
+    def surprise(self, x: np.ndarray) -> np.ndarray:
+        """The higher, the less usual; of a usual row about 1."""
+        parts = zip(self.calibrations, self.energies(x), strict=True)
+        return np.mean([calibration.surprise(own) for calibration, own in parts], axis=0)
+
+
+def _through(transform: Transform, rows: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(transform(torch.from_numpy(np.ascontiguousarray(rows)))[0])
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How the learned energy is learned.
+
+    Attributes:
+        count: of the networks whose mean it is.
+        hidden: their widths.
+        steps: of training.
+        seed: of everything random.
+    """
+
+    count: int = 4
+    hidden: tuple[int, ...] = (64, 64)
+    steps: int = 300
+    seed: int = 0
+
+    def density(self, scaled: np.ndarray, scale: Transform, fabric: Fabric) -> Density:
+        """In the coordinates in which the wider Gaussian is a standard one; averaged and normalised."""
+        width = scaled.shape[1]
+        whiten = _wider(scaled)
+        rows = whiten(torch.from_numpy(scaled))[0].float()
+        noise = Gaussian(width, "diagonal")
+        learned = Averaged(self._trained(rows, noise, fabric))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WeightsWarning)  # its `doubts` say it
+            density = Density.normalise(
+                Tilted(noise, learned),
+                noise,
+                Compose([scale, whiten]),
+                n=20_000,
+                evaluations=20_000,
+                generator=_seeded(self.seed),
+            )
+        return density.double().eval()  # so that a row's energy does not depend on its neighbours' in a batch
+
+    def _trained(self, rows: torch.Tensor, noise: Gaussian, fabric: Fabric) -> list[nn.Module]:
+        """Side by side; those that diverge have no say, and where all do the energy is the noise's."""
+        nets = [MLP(rows.shape[1], self.hidden, generator=_seeded(self.seed + k)) for k in range(self.count)]
+        training = Training(
+            steps=self.steps,
+            batch=min(BATCH, len(rows)),
+            lr=LR,
+            schedule="cosine",
+            log_every=10**9,
+            seed=self.seed,
+        )
+        estimator = MECO(replicas.StackedNoise([noise] * self.count), shape=(self.count,))
+        done = replicas.fit([Tilted(noise, net) for net in nets], estimator, rows, training, device=fabric.device)
+        alive = [done.model.one(k).cpu() for k in range(self.count) if bool(done.alive[k])]
+        learned: list[nn.Module] = [one.net for one in alive if isinstance(one, Tilted)]
+        return learned or [_flat(net) for net in nets]
+
+
+def _wider(scaled: np.ndarray) -> Whiten:
+    """To where a Gaussian of the rows' shape, and wider, is a standard one."""
+    width = scaled.shape[1]
+    covariance = np.cov(scaled.T).reshape(width, width)
+    covariance = (1 - SHRUNK) * covariance + np.diag(SHRUNK * np.diag(covariance) + RIDGE)
+    whiten = Whiten(width)
+    whiten.loc.copy_(torch.from_numpy(scaled.mean(0)))
+    whiten.scale_tril.copy_(torch.from_numpy(WIDER * np.linalg.cholesky(covariance)))
+    return whiten
+
+
+def _trimmed(scaled: np.ndarray) -> np.ndarray:
+    """Without the twentieth of the rows that is farthest out by a Gaussian of the others, found in a few rounds."""
+    kept = np.ones(len(scaled), dtype=bool)
+    for _ in range(TRIM_ROUNDS):
+        distance = np.square(_through(_wider(scaled[kept]), scaled)).sum(1)
+        kept = distance <= np.quantile(distance, 1 - TRIM)
+    return scaled[kept]
+
+
+def _flat(net: MLP) -> MLP:
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    return net
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _bounded(energy: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(energy, nan=1e30, posinf=1e30, neginf=-1e30).clip(-1e30, 1e30)
