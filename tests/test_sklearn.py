@@ -6,6 +6,7 @@ import joblib
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from scipy import integrate, stats
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -15,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from unnorm.density import Density
 from unnorm.errors import ConstantColumnWarning
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
 
@@ -93,6 +95,16 @@ class TestDensity:
         np.testing.assert_allclose(half.score_samples(x), EnergyDensity(**QUICK).fit(x).score_samples(x))
         with pytest.raises(ValueError, match="Negative values"):
             EnergyDensity(**QUICK).fit(x, sample_weight=-np.ones(400))
+
+    def test_saved_and_loaded(self, tmp_path):
+        """The density of either estimator is a `Density` like any other: its folder holds numbers, no code."""
+        x = rows(200)
+        for fitted in (EnergyDensity(**QUICK).fit(x), EnergyOutlierDetector(**SHORT).fit(x)):
+            folder = tmp_path / type(fitted).__name__
+            fitted.density_.save(folder)
+            again = Density.load(folder)
+            points = torch.from_numpy(x)
+            torch.testing.assert_close(again.log_prob(points), fitted.density_.log_prob(points), rtol=1e-5, atol=1e-5)
 
     def test_time_is_kept(self):
         density = EnergyDensity(random_state=0, steps=10**6, patience=10**6, bridges="none", max_time=2.0)

@@ -29,12 +29,14 @@ from unnorm.data import (
     quantiles,
     read_idx,
 )
+from unnorm.data.robust import LogTails, robust_scale
 from unnorm.errors import BrokenFile, DataError, InvalidValue
 
 EVENTS = [(3,), (1, 28, 28)]
 MAKE = {
     "standardize": lambda x: Standardize.fit(x),
     "logit": lambda x: Logit(1e-3),
+    "log-tails": lambda x: LogTails(0.2),
     "gaussianize": lambda x: Gaussianize.fit(x, 8),
     "gaussianize-levels": lambda x: Gaussianize.fit(x, torch.arange(11) / 10),
     "dequantize": lambda x: Dequantize(10),
@@ -439,3 +441,32 @@ class TestMnist:
         assert found.labels[:6].tolist() == [5, 0, 4, 1, 9, 2]
         assert float(found.images.double().mean() / 255) == pytest.approx(0.1307, abs=1e-4)
         assert mnist(train=False).labels[:6].tolist() == [7, 2, 1, 0, 4, 1]
+
+
+class TestRobustScaling:
+    def test_a_few_wild_values_change_little(self):
+        x = np.random.RandomState(0).standard_normal((1000, 2)) * [1.0, 100.0] + [5.0, 0.0]
+        wild = x.copy()
+        wild[:10] = 1e12
+        plain, robust = robust_scale(x), robust_scale(wild)
+        assert torch.allclose(plain.scale, torch.tensor([1.0, 100.0], dtype=torch.float64), rtol=0.1)
+        assert torch.allclose(plain.scale, robust.scale, rtol=0.05)
+        assert float((plain.loc - robust.loc).abs().div(plain.scale).max()) < 0.05
+
+    @pytest.mark.parametrize("size", [1e300, 1e-300, 1.0])
+    def test_any_size_of_numbers(self, size):
+        x = np.random.RandomState(0).standard_normal((100, 1))
+        z, log_det = robust_scale(size * x)(torch.from_numpy(size * x))
+        assert torch.allclose(z, robust_scale(x)(torch.from_numpy(x))[0])
+        assert torch.isfinite(log_det).all()
+
+    def test_columns_whose_quartiles_coincide(self):
+        x = np.zeros((1000, 3))
+        x[:80, 0], x[:5, 1] = 1.0, 1.0
+        found = robust_scale(x)
+        assert found.scale.tolist() == pytest.approx([1 / (2 * stats.norm.ppf(0.95)), x[:, 1].std(), 1.0])
+
+    @pytest.mark.parametrize("edge", [0.0, -1.0, math.nan])
+    def test_log_tails_need_an_edge(self, edge):
+        with pytest.raises(InvalidValue, match="The 'edge' of LogTails must be positive"):
+            LogTails(edge)

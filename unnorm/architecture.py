@@ -8,9 +8,10 @@ from torch import nn
 
 from unnorm.data.affine import Identity, Probit, Whiten
 from unnorm.data.quantiles import Gaussianize
+from unnorm.data.robust import LogTails
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
-from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted
 from unnorm.noise import (
     Copula,
     FlowTransform,
@@ -26,6 +27,7 @@ from unnorm.noise import (
 __all__ = ["build", "describe", "is_custom"]
 
 KINDS: Mapping[str, type[nn.Module]] = {
+    "averaged": Averaged,
     "bridged": Bridged,
     "compose": Compose,
     "copula": Copula,
@@ -35,6 +37,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     "gaussian-mixture": GaussianMixture,
     "gaussianize": Gaussianize,
     "identity": Identity,
+    "log-tails": LogTails,
     "logit": Logit,
     "mixture": Mixture,
     "mlp": MLP,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from unnorm.data.transforms import Standardize, Transform, floating
@@ -12,14 +13,14 @@ from unnorm.errors import InvalidValue
 
 __all__ = ["LogTails", "robust_scale"]
 
-QUARTILES = 1.3489795003921634  # between the quartiles of a standard normal
-LEAST = 0.1  # of the standard deviation: quartiles nearer to each other than that say nothing of the scale
+SHARES = (0.25, 0.1, 0.05, 0.01)  # below and above a range of a column that tells its scale, the first that has a width
 
 
 def robust_scale(rows: np.ndarray) -> Standardize:
     """Median and quartile range of each column, the latter as a normal's standard deviation.
 
-    A column whose quartiles nearly coincide has its standard deviation instead; a constant one keeps scale 1.
+    Where the quartiles coincide, as in a column that is mostly zero, a wider range is taken, at last the standard
+    deviation; a constant column keeps scale 1.
 
     >>> transform = robust_scale(np.array([[1.0], [2.0], [3.0], [1e6]]))
     >>> transform.loc.tolist()
@@ -28,9 +29,12 @@ def robust_scale(rows: np.ndarray) -> Standardize:
     size = np.abs(rows).max(0)
     size = np.where(size > 0, size, 1.0)  # so that squares of 1e300 do not overflow
     within = rows / size
-    low, middle, high = np.quantile(within, [0.25, 0.5, 0.75], axis=0)
-    deviation, quartiles = within.std(0), (high - low) / QUARTILES
-    scale = np.where(quartiles > LEAST * deviation, quartiles, deviation)
+    scale = np.zeros(rows.shape[1])
+    for share in SHARES:
+        low, high = np.quantile(within, [share, 1 - share], axis=0)
+        scale = np.where(scale > 0, scale, (high - low) / (2 * ndtri(1 - share)))
+    scale = np.where(scale > 0, scale, within.std(0))
+    middle = np.median(within, axis=0)
     transform = Standardize(rows.shape[1])
     transform.loc.copy_(torch.from_numpy(middle * size))
     transform.scale.copy_(torch.from_numpy(np.where(scale > 0, scale * size, 1.0)))
