@@ -149,7 +149,7 @@ def picture(ranks: dict[str, float], sets: int, path: Path, title: str) -> None:
     axis.invert_yaxis()
     axis.set(xlabel="mean rank by AUROC, less is better", title=title)
     axis.grid(axis="x", alpha=0.3)
-    axis.legend(loc="lower right")
+    axis.legend(loc="upper right")
     FigureCanvasAgg(drawing).print_png(path)
 
 

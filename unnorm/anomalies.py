@@ -151,7 +151,8 @@ def write(found: Found, folder: Path, title: str, force: bool) -> list[str]:
     named = {"called usual": ~found.flagged, "called anomalies": found.flagged}
     if found.labels is not None:
         named = {"usual": ~found.labels, "anomalies": found.labels}
-    score_histogram(folder / "scores.png", {name: -found.surprise[which] for name, which in named.items()}, title)
+    scores = {name: found.surprise[which] for name, which in named.items()}
+    score_histogram(folder / "scores.png", scores, title, of="surprise")
     if found.labels is not None:
         _curves(found, folder / "curves.png")
     return [name for name in FILES if (folder / name).exists()]
@@ -202,7 +203,10 @@ def _page(found: Found, title: str) -> str:
     if detection is not None:
         lines += ["", "| metric | value | by chance |", "| --- | --- | --- |"]
         chance = detection.chance
-        named = {"auroc": "AUROC", "aupr_out": "AUPRC", "fpr80": "FPR at 80% TPR", "fpr95": "FPR at 95% TPR"}
+        named = {"auroc": "AUROC", "aupr_out": "AUPRC"}
+        named |= {
+            f"fpr{share}": f"anomalies missed where {share}% of the usual rows are called usual" for share in (80, 95)
+        }
         for name, words in named.items():
             mean, spread = chance.get(name, (0.5, detection.floor))
             lines.append(f"| {words} | {getattr(detection, name):.3f} | {mean:.3f} ± {spread:.3f} |")

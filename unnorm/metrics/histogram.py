@@ -11,13 +11,16 @@ from unnorm.metrics.detection import Scores, as_numbers
 __all__ = ["score_histogram"]
 
 
-def score_histogram(path: Path | str, scores: Mapping[str, Scores], title: str = "") -> None:
+def score_histogram(
+    path: Path | str, scores: Mapping[str, Scores], title: str = "", of: str = "log density, nats"
+) -> None:
     """Histograms of log densities, one for each named set, over one axis; those at infinity are counted in the legend.
 
     Args:
         path: the file; its ending says the format.
         scores: (n,) of each set by name; those of `detect`, for one.
         title: above it.
+        of: what the scores are.
 
     >>> import tempfile
     >>> from unnorm.metrics import detect
@@ -46,7 +49,7 @@ def score_histogram(path: Path | str, scores: Mapping[str, Scores], title: str =
         # Weights, not density: what lies outside the axis or at infinity still counts in the whole.
         weights = np.full(len(own), 1 / max(1, len(values[name])))
         axis.hist(own, bins=80, range=span, weights=weights, alpha=0.5, label=label.replace("$", r"\$"))
-    axis.set(title=title.replace("$", r"\$"), xlabel="log density, nats", ylabel="share of the set")
+    axis.set(title=title.replace("$", r"\$"), xlabel=of, ylabel="share of the set")
     axis.legend()
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=110)
