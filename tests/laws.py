@@ -28,7 +28,7 @@ from unnorm.estimators import (
     Telescope,
     UMax,
 )
-from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted
 from unnorm.noise import (
     Copula,
     Flow,
@@ -162,6 +162,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "quadratic": lambda: Quadratic(3),
     "tilted": lambda: Tilted(_fitted("full"), _mlp()),
     "bridged": lambda: Bridged(_fitted("full"), _mlp(BRIDGES)),
+    "averaged": lambda: Averaged([_mlp(), MLP(3, hidden=(16, 16), generator=torch.Generator().manual_seed(3))]),
     "seen": lambda: Seen(Standardize.fit(1 + 2 * torch.arange(12.0).view(4, 3)), _mlp()),
 }
 
