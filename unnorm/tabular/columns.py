@@ -11,7 +11,7 @@ from unnorm.errors import ConstantColumnWarning
 __all__ = ["Columns", "weighted"]
 
 MOST_REPEATED = 20  # times as many rows as there are, at most, to stand for weights
-CELL_POINTS = 16
+CELL_POINTS = 16  # a power of two, as Sobol asks for
 LARGEST_INTEGER = 2.0**40
 
 
@@ -61,9 +61,7 @@ class Columns(NamedTuple):
             return np.zeros((1, len(self.kept)))
         places = np.zeros((CELL_POINTS, len(self.kept)))
         columns = np.flatnonzero(self.kept)[self.integer]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of scipy, where points are no power of two
-            places[:, columns] = Sobol(count, seed=0).random(CELL_POINTS) - 0.5
+        places[:, columns] = Sobol(count, seed=0).random(CELL_POINTS) - 0.5
         return places
 
 

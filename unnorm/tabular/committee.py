@@ -111,12 +111,13 @@ class Committee:
         """Of rows (n, columns) of which no column is constant."""
         scale = Compose([robust_scale(rows), LogTails()])
         scaled = _through(scale, rows)
+        usual = _trimmed(scaled)
         components = int(np.clip(len(rows) // (ROWS_FOR_EACH * rows.shape[1]), 1, COMPONENTS))
         mixture = GaussianMixture(components, reg_covar=WIDENED, max_iter=50, random_state=experts.seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fifty rounds are enough for a part of a committee
-            mixture.fit(_trimmed(scaled))
-        found = cls(Tails.fit(rows), scale, mixture, experts.density(_trimmed(scaled), scale, fabric))
+            mixture.fit(usual)
+        found = cls(Tails.fit(rows), scale, mixture, experts.density(usual, scale, fabric))
         calibrations = tuple(Calibration.fit(own) for own in found.energies(rows))
         return cls(found.tails, scale, mixture, found.density, calibrations)
 
