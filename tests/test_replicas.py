@@ -69,6 +69,15 @@ def test_every_estimator_is_among_them():
     assert concrete == {type(make(Gaussian(2))) for make in NOISY.values()}
 
 
+def test_seconds_end_it(data):
+    """They are the clock's, so that only the order of magnitude of the steps is known; and a record tells where."""
+    model = [Quadratic(2), Quadratic(2)]
+    estimator = MECO(StackedNoise([Gaussian(2)] * 2), shape=(2,))
+    done = replicas.fit(model, estimator, data[0].float(), Training(steps=10**7, seconds=0.2, lr=1e-3))
+    assert 1 < int(done.records[-1]["step"]) < 10**6
+    assert done.alive.all()
+
+
 @pytest.fixture(scope="module")
 def data():
     generator = torch.Generator().manual_seed(100)

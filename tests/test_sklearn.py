@@ -17,8 +17,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from unnorm.density import Density
-from unnorm.errors import ConstantColumnWarning
+from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
+from unnorm.tabular import committee
+from unnorm.tabular.columns import Columns, copies, weighted
+from unnorm.tabular.fitting import _divided
 
 QUICK = {"steps": 50, "hidden": (16,), "bridges": "none", "random_state": 0}
 SHORT = {"steps": 20, "hidden": (16,), "experts": 2, "random_state": 0}
@@ -96,6 +99,66 @@ class TestDensity:
         with pytest.raises(ValueError, match="Negative values"):
             EnergyDensity(**QUICK).fit(x, sample_weight=-np.ones(400))
 
+    def test_weights_that_are_no_whole_numbers(self):
+        """A Gaussian of weighted rows has their weighted moments."""
+        rng = np.random.RandomState(0)
+        x, weights = rng.standard_normal((1000, 2)), rng.uniform(0.1, 3.0, 1000)
+        weights[x[:, 0] > 0] *= 2.3
+        for shuffled in (np.arange(1000), rng.permutation(1000)):
+            rows = weighted(x[shuffled], weights[shuffled])
+            np.testing.assert_allclose(rows.mean(0), np.average(x, axis=0, weights=weights), atol=0.01)
+            np.testing.assert_allclose(np.cov(rows.T), np.cov(x.T, aweights=weights), atol=0.02)
+        density = EnergyDensity(**QUICK, noise="gaussian").fit(x, sample_weight=weights)
+        drawn = density.sample(20_000, random_state=0)
+        np.testing.assert_allclose(drawn.mean(0), np.average(x, axis=0, weights=weights), atol=0.1)
+
+    def test_copies_of_a_row_are_on_one_side(self):
+        """Otherwise rows would be held out that were trained on."""
+        x = rows(100)
+        same = copies(weighted(x, np.full(100, 3.0) + (np.arange(100) % 2)))
+        data = torch.from_numpy(np.c_[same, same].astype(float))
+        held, train = _divided(data, same, 0)
+        assert not set(held[:, 0].tolist()) & set(train[:, 0].tolist())
+        assert len(held) + len(train) == 350
+        assert len(held.unique(dim=0)) == 20
+
+    def test_values_on_a_lattice_are_spread_over_their_cells(self):
+        """A column of tenths: the density times a tenth is a probability, and samples are tenths."""
+        rng = np.random.RandomState(0)
+        tenths = np.round(0.1 * rng.binomial(6, 0.5, 4000) + 0.3, 1)
+        x = np.c_[tenths, rng.standard_normal(4000)]
+        density = EnergyDensity(random_state=0).fit(x)
+        assert density.columns_.cells == pytest.approx([0.1, 0.0])
+        grid = np.linspace(-6, 6, 241)
+        for count in range(7):
+            points = np.c_[np.full(241, 0.3 + 0.1 * count), grid]
+            found = 0.1 * integrate.trapezoid(np.exp(density.score_samples(points)), grid)
+            assert abs(found - stats.binom(6, 0.5).pmf(count)) < 0.03
+        drawn = density.sample(500, random_state=1)[:, 0]
+        np.testing.assert_allclose(drawn, np.round(drawn, 1), atol=1e-9)
+        mixed = np.where(rng.uniform(size=2000) < 0.5, 0.0, rng.exponential(size=2000))
+        assert Columns.of(np.c_[mixed, rng.standard_normal(2000)]).cells[0] == pytest.approx(1e-3 * mixed.max())
+
+    def test_what_speaks_against_it_is_said(self, monkeypatch):
+        """A log Z not to be trusted, and a training given up, are warnings by name."""
+        x = rows(300)
+        doubtful = Density.normalise
+
+        def doubting(*given, **options):
+            density = doubtful(*given, **options)
+            density.doubts = ("a test says so",)
+            warnings.warn("log Z cannot be believed: a test says so.", WeightsWarning, stacklevel=2)
+            return density
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Density, "normalise", doubting)
+            with pytest.warns(WeightsWarning, match="cannot be believed"):
+                density = EnergyDensity(**QUICK).fit(x)
+        assert not density.diagnostics_["trusted"]
+        with pytest.warns(HealthWarning, match="given up, and the noise alone is the density"):
+            density = EnergyDensity(**QUICK | {"lr": 1e30}).fit(x)
+        assert np.isfinite(density.score_samples(x)).all()
+
     def test_saved_and_loaded(self, tmp_path):
         """The density of either estimator is a `Density` like any other: its folder holds numbers, no code."""
         x = rows(200)
@@ -165,6 +228,30 @@ class TestDetector:
         x = np.c_[z, z + 0.05 * rng.standard_normal(2000)]
         detector = EnergyOutlierDetector(random_state=0, contamination=0.02).fit(x)
         assert detector.predict([[1.0, 1.0], [1.0, -1.0]]).tolist() == [1, -1]
+
+    def test_networks_that_diverge_have_no_say(self, monkeypatch):
+        x = rows(300)
+        monkeypatch.setattr(committee, "LR", 1e30)
+        with pytest.warns(HealthWarning, match="2 of 2 networks diverged and have no say: the noise alone"):
+            detector = EnergyOutlierDetector(**SHORT).fit(x)
+        assert detector.diagnostics_["experts"] == 0
+        points = torch.from_numpy(x)
+        torch.testing.assert_close(detector.density_.log_prob(points), detector.density_.noise_log_prob(points))
+        assert np.isfinite(detector.score_samples(x)).all()
+
+    def test_time_is_kept_and_told(self):
+        detector = EnergyOutlierDetector(**SHORT | {"steps": 10**6}, max_time=1.0).fit(rows(300))
+        assert 1 < detector.diagnostics_["steps"] < 10**5
+        assert detector.history_["step"][-1] == detector.diagnostics_["steps"]
+        assert detector.diagnostics_["experts"] == 2
+        assert detector.diagnostics_["trusted"]
+
+    def test_a_log_density_in_doubt_says_so(self):
+        x = rows(300)
+        detector = EnergyOutlierDetector(**SHORT).fit(x)
+        detector.density_.doubts = ("a test says so",)
+        with pytest.warns(WeightsWarning, match="cannot be believed: a test says so"):
+            detector.log_density(x)
 
     @pytest.mark.parametrize("contamination", [0.01, 0.2, 0.5])
     def test_contamination_is_the_share(self, contamination):

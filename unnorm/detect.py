@@ -39,19 +39,20 @@ def anomalies(
 
     from unnorm.anomalies import labelled, search, write
     from unnorm.data.tables import find
-    from unnorm.errors import ConstantColumnWarning
+    from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
 
     path = find(data)
     chosen = None if columns is None else [name.strip() for name in columns.split(",")]
     table, truth = labelled(path, key, chosen, labels)
     folder = out or Path("runs") / f"{path.stem}-anomalies"
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", ConstantColumnWarning)
+        for kind in (spoken := (ConstantColumnWarning, HealthWarning, WeightsWarning)):
+            warnings.simplefilter("always", kind)
         found = search(
             table, truth, contamination=contamination, drop=drop_nonfinite, top=top, seed=seed, device=device
         )
     for warning in said:
-        if issubclass(warning.category, ConstantColumnWarning):
+        if issubclass(warning.category, spoken):
             typer.echo(f"unnorm: warning: {warning.message}", err=True)
     files = write(found, folder, path.name, force)
     if as_json:

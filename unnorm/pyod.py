@@ -20,7 +20,7 @@ class EnergyOD(BaseDetector):
     """The detector among PyOD's: `decision_scores_`, `labels_`, `threshold_`, `predict_proba`; high scores are unusual.
 
     Args:
-        contamination, experts, hidden, steps, device, random_state, n_jobs: of `EnergyOutlierDetector`.
+        contamination, experts, hidden, steps, max_time, device, random_state, n_jobs: of `EnergyOutlierDetector`.
 
     >>> x = np.random.RandomState(0).standard_normal((200, 2))
     >>> detector = EnergyOD(contamination=0.05, steps=20, random_state=0).fit(x)
@@ -34,12 +34,13 @@ class EnergyOD(BaseDetector):
         experts: int = 4,
         hidden: Sequence[int] = (64, 64),
         steps: int = 300,
+        max_time: float | None = None,
         device: str = "cpu",
         random_state: Any = None,
         n_jobs: int | None = None,
     ):
         super().__init__(contamination=contamination)
-        self.experts, self.hidden, self.steps = experts, hidden, steps
+        self.experts, self.hidden, self.steps, self.max_time = experts, hidden, steps, max_time
         self.device, self.random_state, self.n_jobs = device, random_state, n_jobs
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
@@ -50,6 +51,7 @@ class EnergyOD(BaseDetector):
             experts=self.experts,
             hidden=self.hidden,
             steps=self.steps,
+            max_time=self.max_time,
             device=self.device,
             random_state=self.random_state,
             n_jobs=self.n_jobs,

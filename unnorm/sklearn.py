@@ -3,6 +3,8 @@
 Here scikit-learn's meaning of `score` and `score_samples` wins: a score is a log density, not the gradient of one.
 """
 
+import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -21,8 +23,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from unnorm.data.rows import chunks
 from unnorm.density import Density
 from unnorm.device import fabric_for
+from unnorm.errors import HealthWarning, WeightsWarning
 from unnorm.noise.fitting import KINDS
-from unnorm.tabular.columns import Columns, weighted
+from unnorm.tabular.columns import Columns, copies, weighted
 from unnorm.tabular.committee import Committee, Experts
 from unnorm.tabular.fitting import Plan, fit_rows
 from unnorm.types import LogZ
@@ -103,8 +106,8 @@ class EnergyDensity(DensityMixin, _Table):
 
     Columns are scaled by medians and quartiles, with far tails drawn in; a noise is chosen on held-out rows, and a
     network learns how the rows differ from it, as long as held-out rows gain by it. Constant columns are left out with
-    a warning; integer columns are spread over their cells, so that their density is a probability. Categories belong
-    into a `ColumnTransformer` with a `OneHotEncoder`.
+    a warning; integers, and other values on a lattice, are spread over their cells, so that the density of integers is a
+    probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`.
 
     Args:
         noise: "auto", or a kind of `unnorm.noise.fit`.
@@ -125,7 +128,7 @@ class EnergyDensity(DensityMixin, _Table):
         noise_, model_: in the model's units.
         history_: of training.
         diagnostics_: whether log Z is to be trusted, what speaks against it, what was chosen, seconds.
-        columns_: which columns vary, which of these hold integers.
+        columns_: which columns vary, and how wide the cells of their values are.
 
     >>> x = np.random.RandomState(0).standard_normal((300, 2))
     >>> density = EnergyDensity(random_state=0, noise="gaussian", bridges="none", steps=25).fit(x)
@@ -180,8 +183,11 @@ class EnergyDensity(DensityMixin, _Table):
             progress=bool(self.verbose),
         )
         with _threads(self.n_jobs):
-            fitted = fit_rows(self.columns_.dequantised(rows, seed), plan, fabric_for(self.device))
+            same = None if self.columns_.discrete.all() else copies(self.columns_.varying(rows))
+            fitted = fit_rows(self.columns_.dequantised(rows, seed), plan, fabric_for(self.device), same)
         self.density_, self.history_, self.diagnostics_ = fitted.density, fitted.history, fitted.diagnostics
+        for said in fitted.said:
+            warnings.warn(said, stacklevel=3)
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
@@ -201,9 +207,8 @@ class EnergyDensity(DensityMixin, _Table):
         rng = check_random_state(self.random_state if random_state is None else random_state)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         drawn = self.density_.sample(n_samples, generator=generator).numpy()
-        drawn[:, self.columns_.integer] = np.round(drawn[:, self.columns_.integer])
         rows = np.tile(self.constants_, (n_samples, 1))
-        rows[:, self.columns_.kept] = drawn
+        rows[:, self.columns_.kept] = self.columns_.quantised(drawn)
         return rows
 
 
@@ -220,14 +225,18 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         experts: networks that are averaged.
         hidden: widths of each.
         steps: of their training.
+        max_time: seconds of fitting, about; training ends when half of them are over.
         device: "cpu", "cuda" or "auto".
         random_state: of everything random.
         n_jobs: threads; None leaves torch's own number.
+        verbose: show a progress bar.
 
     Attributes:
         offset_: what `decision_function` takes from `score_samples`.
         committee_: the three energies and their calibration.
         density_, log_z_, noise_, model_: of the learned one, over the columns that vary.
+        history_: of its training.
+        diagnostics_: how many networks it has, whether its log Z is to be trusted, seconds.
         columns_: which columns vary.
 
     >>> rng = np.random.RandomState(0)
@@ -243,6 +252,7 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         "experts": [Interval(Integral, 1, None, closed="left")],
         "hidden": ["array-like"],
         "steps": [Interval(Integral, 1, None, closed="left")],
+        "max_time": [Interval(Real, 0, None, closed="neither"), None],
     }
 
     def __init__(
@@ -252,12 +262,14 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         experts: int = 4,
         hidden: Sequence[int] = (64, 64),
         steps: int = 300,
+        max_time: float | None = None,
         device: str = "cpu",
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: bool | int = False,
     ):
-        self.contamination, self.experts, self.hidden, self.steps = contamination, experts, hidden, steps
+        self.contamination, self.experts, self.hidden = contamination, experts, hidden
+        self.steps, self.max_time = steps, max_time
         self.device, self.random_state, self.n_jobs, self.verbose = device, random_state, n_jobs, verbose
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -265,16 +277,51 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         """Fit to rows, anomalies among them or not; labels are never looked at."""
         rows, seed = self._rows(X, sample_weight)
         varying = self.columns_.varying(rows)
-        experts = Experts(self.experts, tuple(self.hidden), self.steps, seed)
+        experts = Experts(
+            self.experts,
+            tuple(self.hidden),
+            self.steps,
+            seconds=None if self.max_time is None else 0.5 * self.max_time,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+        began = time.perf_counter()
         with _threads(self.n_jobs):
             self.committee_ = Committee.fit(varying, experts, fabric_for(self.device))
-        self.density_ = self.committee_.density
+        learned = self.committee_.learned
+        self.density_, self.history_ = learned.density, learned.history
         self.offset_ = float(np.quantile(-self.committee_.surprise(varying), self.contamination))
+        self.diagnostics_ = {
+            "log_z": learned.density.log_z,
+            "trusted": not learned.density.doubts,
+            "doubts": list(learned.density.doubts),
+            "experts": learned.alive,
+            "components": self.committee_.mixture.n_components,
+            "steps": int(learned.history["step"][-1]),
+            "seconds": time.perf_counter() - began,
+        }
+        if learned.alive < self.experts:
+            rest = "the others are the learned energy" if learned.alive else "the noise alone is the learned energy"
+            warnings.warn(
+                f"{self.experts - learned.alive} of {self.experts} networks diverged and have no say: {rest}.",
+                HealthWarning,
+                stacklevel=3,
+            )
         return self
 
     def log_density(self, X: ArrayLike) -> np.ndarray:
-        """The normalised log density of each row by the learned energy, in the units of X."""
-        return self._log_prob(self._read(X))
+        """The normalised log density of each row by the learned energy, in the units of X.
+
+        Where its log Z is not to be trusted a WeightsWarning says why: all values are then off by the same number.
+        """
+        x = self._read(X)
+        if self.density_.doubts:
+            warnings.warn(
+                f"log Z cannot be believed: {'; '.join(self.density_.doubts)}. The ranks of rows are not concerned.",
+                WeightsWarning,
+                stacklevel=2,
+            )
+        return self._log_prob(x)
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """The mean over the three energies of the log share of training rows that are as unusual; low is unusual."""

@@ -15,12 +15,14 @@ __all__ = ["LogTails", "robust_scale"]
 
 SHARES = (0.25, 0.1, 0.05, 0.01)  # below and above a range of a column that tells its scale, the first that has a width
 
+NARROW = 0.1  # a range of less than this part of the next wider one, both as deviations, is that of a spike
+
 
 def robust_scale(rows: np.ndarray) -> Standardize:
     """Median and quartile range of each column, the latter as a normal's standard deviation.
 
-    Where the quartiles coincide, as in a column that is mostly zero, a wider range is taken, at last the standard
-    deviation; a constant column keeps scale 1.
+    Where the quartiles nearly coincide, as in a column that is mostly zero, a wider range is taken, at last the
+    standard deviation; a constant column keeps scale 1.
 
     >>> transform = robust_scale(np.array([[1.0], [2.0], [3.0], [1e6]]))
     >>> transform.loc.tolist()
@@ -32,7 +34,8 @@ def robust_scale(rows: np.ndarray) -> Standardize:
     scale = np.zeros(rows.shape[1])
     for share in SHARES:
         low, high = np.quantile(within, [share, 1 - share], axis=0)
-        scale = np.where(scale > 0, scale, (high - low) / (2 * ndtri(1 - share)))
+        wider = (high - low) / (2 * ndtri(1 - share))
+        scale = np.where(scale > NARROW * wider, scale, wider)
     scale = np.where(scale > 0, scale, within.std(0))
     middle = np.median(within, axis=0)
     transform = Standardize(rows.shape[1])

@@ -13,6 +13,7 @@ from unnorm.estimators.base import Estimator
 from unnorm.names import choose, unknown
 from unnorm.noise.stacked import StackedNoise
 from unnorm.optim import Schedule, rates
+from unnorm.progress import Progress
 from unnorm.replicas.stacked import Stacked
 from unnorm.replicas.updates import UPDATES, make_update
 from unnorm.streams import Streams, integers
@@ -20,6 +21,7 @@ from unnorm.training import Training
 
 __all__ = ["Replicas", "fit", "matmul_precision"]
 
+WAIT = 20  # steps between two looks at how far a CUDA device is, where seconds are counted
 WARM_UP = 3  # steps before a CUDA graph is captured, as torch asks for
 
 
@@ -62,6 +64,7 @@ def fit(
     graph: bool | None = None,
     compiled: bool = False,
     matmul: str = "highest",
+    progress: bool | None = False,
 ) -> Replicas:
     """Train R replicas as one batched computation: the same mathematics as R calls of `unnorm.train.fit`.
 
@@ -83,6 +86,7 @@ def fit(
         compiled: compile the model with torch.compile. Score matching cannot be.
         matmul: precision of float32 matrix products, as torch.set_float32_matmul_precision has it: "high" is nearly
             twice as fast on a GPU with tensor cores.
+        progress: show a progress bar; when None, only if standard error is a terminal.
 
     >>> from unnorm import MECO, Gaussian, Quadratic
     >>> from unnorm.replicas import StackedNoise
@@ -98,8 +102,8 @@ def fit(
     if compiled:
         run.compile()
     began = time.perf_counter()
-    with matmul_precision(matmul):
-        run.train(run.may_be_a_graph if graph is None else graph)
+    with matmul_precision(matmul), Progress(run.training.steps, enabled=progress) as bar:
+        run.train(run.may_be_a_graph if graph is None else graph, bar)
     found = run.ended().cpu()  # waits for the device
     model.eval(), estimator.eval()
     return Replicas(model, estimator, found, run.records, time.perf_counter() - began)
@@ -191,9 +195,9 @@ class _Run:
     def compile(self) -> None:
         self.target = torch.compile(self.model)  # type: ignore[assignment]
 
-    def train(self, graph: bool) -> None:
+    def train(self, graph: bool, bar: Progress) -> None:
         steps, every = self.training.steps, self.training.log_every
-        replay = None
+        replay, began = None, time.perf_counter()
         for t in range(1, steps + 1):
             self.eta.copy_(self.lr * self.shape(t))
             if graph and t == WARM_UP:
@@ -205,8 +209,21 @@ class _Run:
             else:
                 self.streams.renew()
                 replay.replay()
-            if t == 1 or t == steps or t % every == 0:
+            over = self._over(t, began)
+            if t == 1 or t == steps or t % every == 0 or over:
                 self.records.append({"step": torch.tensor(t), **{k: v.clone() for k, v in self.info.items()}})
+            if bar.due():
+                bar.show(t, {key: float(value.mean()) for key, value in self.info.items()})
+            if over:
+                break
+
+    def _over(self, t: int, began: float) -> bool:
+        """Whether the training's seconds have passed; a device works behind, and is waited for now and then."""
+        if self.training.seconds is None:
+            return False
+        if self.device.type == "cuda" and t % WAIT == 0:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - began > self.training.seconds
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """One step as a graph; capturing computes nothing."""

@@ -1,7 +1,7 @@
 """Three energies that judge whether a row is an anomaly: tails of single columns, a mixture, and a learned one."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from sklearn.mixture import GaussianMixture
 from torch import nn
 
 from unnorm import replicas
-from unnorm.data.affine import Whiten
 from unnorm.data.robust import LogTails, robust_scale
 from unnorm.data.transforms import Compose, Transform
 from unnorm.density import Density
@@ -20,11 +19,12 @@ from unnorm.estimators import MECO
 from unnorm.models import MLP, Averaged, Tilted
 from unnorm.noise import Gaussian
 from unnorm.training import Training
+from unnorm.types import History
 
 __all__ = ["Calibration", "Committee", "Experts", "Tails"]
 
 MOST_KEPT = 10_000
-BATCH, LR = 128, 3e-3
+BATCH, LR, LOG_EVERY = 128, 3e-3, 25
 WIDER = 1.5  # the noise's deviations, in those of the rows: it reaches around them
 SHRUNK = 0.1  # of each covariance is taken away
 RIDGE = 1e-4
@@ -96,14 +96,14 @@ class Committee:
         tails: of single columns.
         scale: to robust units with tails drawn in, in which the mixture lives.
         mixture: of few Gaussians, widened.
-        density: the learned one, normalised: experts trained by MECO against a Gaussian wider than the rows.
+        learned: experts trained by MECO against a Gaussian wider than the rows.
         calibrations: of the three, in this order.
     """
 
     tails: Tails
     scale: Transform
     mixture: GaussianMixture
-    density: Density
+    learned: "Learned"
     calibrations: tuple[Calibration, ...] = ()
 
     @classmethod
@@ -119,13 +119,14 @@ class Committee:
             mixture.fit(usual)
         found = cls(Tails.fit(rows), scale, mixture, experts.density(usual, scale, fabric))
         calibrations = tuple(Calibration.fit(own) for own in found.energies(rows))
-        return cls(found.tails, scale, mixture, found.density, calibrations)
+        return replace(found, calibrations=calibrations)
 
     def energies(self, x: np.ndarray) -> list[np.ndarray]:
+        """The last two by densities of the scaled columns: in the units of x, tails drawn in would count twice."""
+        scaled = _through(self.scale, x)
         with torch.no_grad():
-            rows = torch.from_numpy(np.ascontiguousarray(x))
-            learned = torch.cat([self.density.log_prob(part) for part in rows.split(2**14)])
-        return [self.tails.energy(x), -self.mixture.score_samples(_through(self.scale, x)), -learned.numpy()]
+            learned = torch.cat([self.learned.density.model(part) for part in torch.from_numpy(scaled).split(2**14)])
+        return [self.tails.energy(x), -self.mixture.score_samples(scaled), -learned.numpy()]
 
     def surprise(self, x: np.ndarray) -> np.ndarray:
         """The higher, the less usual; of a usual row about 1."""
@@ -146,34 +147,40 @@ class Experts:
         count: of the networks whose mean it is.
         hidden: their widths.
         steps: of training.
+        seconds: of training after which it ends.
         seed: of everything random.
+        progress: a bar while they train.
     """
 
     count: int = 4
     hidden: tuple[int, ...] = (64, 64)
     steps: int = 300
+    seconds: float | None = None
     seed: int = 0
+    progress: bool = False
 
-    def density(self, scaled: np.ndarray, scale: Transform, fabric: Fabric) -> Density:
-        """In the coordinates in which the wider Gaussian is a standard one; averaged and normalised."""
-        width = scaled.shape[1]
-        whiten = _wider(scaled)
-        rows = whiten(torch.from_numpy(scaled))[0].float()
-        noise = Gaussian(width, "diagonal")
-        learned = Averaged(self._trained(rows, noise, fabric))
+    def density(self, scaled: np.ndarray, scale: Transform, fabric: Fabric) -> "Learned":
+        """Trained, averaged and normalised.
+
+        The networks see the scaled columns, not the noise's own coordinates: in these the narrow directions of columns
+        that depend on each other, which hold rounding and noise, would count as much as the wide ones.
+        """
+        noise = _wider(scaled).float()
+        nets, history = self._trained(torch.from_numpy(scaled).float(), noise, fabric)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", WeightsWarning)  # its `doubts` say it
             density = Density.normalise(
-                Tilted(noise, learned),
+                Tilted(noise, Averaged(nets or [_flat(MLP(scaled.shape[1], self.hidden))])),
                 noise,
-                Compose([scale, whiten]),
+                scale,
                 n=20_000,
                 evaluations=20_000,
                 generator=_seeded(self.seed),
             )
-        return density.double().eval()  # so that a row's energy does not depend on its neighbours' in a batch
+        # double, so that a row's energy does not depend on its neighbours' in a batch
+        return Learned(density.double().eval(), history, len(nets))
 
-    def _trained(self, rows: torch.Tensor, noise: Gaussian, fabric: Fabric) -> list[nn.Module]:
+    def _trained(self, rows: torch.Tensor, noise: Gaussian, fabric: Fabric) -> tuple[list[nn.Module], History]:
         """Side by side; those that diverge have no say, and where all do the energy is the noise's."""
         nets = [MLP(rows.shape[1], self.hidden, generator=_seeded(self.seed + k)) for k in range(self.count)]
         training = Training(
@@ -181,33 +188,58 @@ class Experts:
             batch=min(BATCH, len(rows)),
             lr=LR,
             schedule="cosine",
-            log_every=10**9,
+            log_every=LOG_EVERY,
+            seconds=self.seconds,
             seed=self.seed,
         )
         estimator = MECO(replicas.StackedNoise([noise] * self.count), shape=(self.count,))
-        done = replicas.fit([Tilted(noise, net) for net in nets], estimator, rows, training, device=fabric.device)
+        done = replicas.fit(
+            [Tilted(noise, net) for net in nets],
+            estimator,
+            rows,
+            training,
+            device=fabric.device,
+            progress=self.progress,
+        )
         alive = [done.model.one(k).cpu() for k in range(self.count) if bool(done.alive[k])]
-        learned: list[nn.Module] = [one.net for one in alive if isinstance(one, Tilted)]
-        return learned or [_flat(net) for net in nets]
+        history = History(
+            [{key: float(value.double().mean()) for key, value in record.items()} for record in done.records]
+        )
+        return [one.net for one in alive if isinstance(one, Tilted)], history
 
 
-def _wider(scaled: np.ndarray) -> Whiten:
-    """To where a Gaussian of the rows' shape, and wider, is a standard one."""
+class Learned(NamedTuple):
+    """A learned energy.
+
+    Attributes:
+        density: normalised, in the units of the table's columns.
+        history: of training, the mean over the networks.
+        alive: networks that did not diverge, of which it is the mean.
+    """
+
+    density: Density
+    history: History
+    alive: int
+
+
+def _wider(scaled: np.ndarray) -> Gaussian:
+    """A Gaussian of the rows' shape, and wider."""
     width = scaled.shape[1]
     covariance = np.cov(scaled.T).reshape(width, width)
     covariance = (1 - SHRUNK) * covariance + np.diag(SHRUNK * np.diag(covariance) + RIDGE)
-    whiten = Whiten(width)
-    whiten.loc.copy_(torch.from_numpy(scaled.mean(0)))
-    whiten.scale_tril.copy_(torch.from_numpy(WIDER * np.linalg.cholesky(covariance)))
-    return whiten
+    noise = Gaussian(width).double()
+    noise.loc.copy_(torch.from_numpy(scaled.mean(0)))
+    noise.scale_tril.copy_(torch.from_numpy(WIDER * np.linalg.cholesky(covariance)))
+    return noise
 
 
 def _trimmed(scaled: np.ndarray) -> np.ndarray:
     """Without the twentieth of the rows that is farthest out by a Gaussian of the others, found in a few rounds."""
     kept = np.ones(len(scaled), dtype=bool)
     for _ in range(TRIM_ROUNDS):
-        distance = np.square(_through(_wider(scaled[kept]), scaled)).sum(1)
-        kept = distance <= np.quantile(distance, 1 - TRIM)
+        with torch.no_grad():
+            energy = -_wider(scaled[kept]).log_prob(torch.from_numpy(scaled)).numpy()
+        kept = energy <= np.quantile(energy, 1 - TRIM)
     return scaled[kept]
 
 

@@ -89,20 +89,23 @@ class Fitted:
         density: normalised, in the units of the rows.
         history: of training; empty where the noise alone was taken.
         diagnostics: what a person asks first, as plain values.
+        said: what the parts warned of that speaks against the result: training given up, a log Z not to be trusted.
     """
 
     density: Density
     history: History
     diagnostics: dict[str, Any]
+    said: tuple[Warning, ...] = ()
 
 
-def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric) -> Fitted:
-    """Fit a density to rows (n, columns) of which no column is constant."""
+def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | None = None) -> Fitted:
+    """Fit a density to rows (n, columns) of which no column is constant.
+
+    Rows that are copies of each other have the same number in `same`: all of them are held out, or none.
+    """
     began = time.perf_counter()
     data = torch.from_numpy(np.ascontiguousarray(rows))
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(plan.seed + 1))
-    held = 0 if len(data) < FEW_ROWS else min(MOST_HELD_OUT, round(HELD_OUT * len(data)))
-    validation, train = (data[order[:held]] if held else None), data[order[held:]]
+    validation, train = _divided(data, same, plan.seed + 1)
     transform = Compose([robust_scale(rows), LogTails()])
     left = None if plan.seconds is None else 0.5 * plan.seconds
     job = plan.job(len(train), rows.shape[1], left)
@@ -128,13 +131,25 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric) -> Fitted:
         "log_z": density.log_z,
         "trusted": not density.doubts,
         "doubts": list(density.doubts),
-        "warnings": said,
+        "warnings": list(dict.fromkeys(map(str, said))),
         "chosen": dict(ground.said),
         "bridges": max(1, len(ground.alphas) - 1),
         "steps": int(history["step"][-1]) if len(history) else 0,
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(density.eval(), history, diagnostics)
+    grave = tuple(one for one in said if isinstance(one, HealthWarning | WeightsWarning))
+    return Fitted(density.eval(), history, diagnostics, grave)
+
+
+def _divided(data: torch.Tensor, same: np.ndarray | None, seed: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Rows held out, None where there are few, and rows to train on."""
+    of = torch.arange(len(data)) if same is None else torch.from_numpy(same)
+    distinct = int(of.max()) + 1
+    if distinct < FEW_ROWS:
+        return None, data
+    place = torch.randperm(distinct, generator=torch.Generator().manual_seed(seed))[of]
+    held = place < min(MOST_HELD_OUT, round(HELD_OUT * distinct))
+    return data[held], data[~held]
 
 
 def _trained(
@@ -176,12 +191,12 @@ def _flatten(model: nn.Module) -> None:
 
 
 @contextmanager
-def _gathered() -> Iterator[list[str]]:
-    """What the parts warn of, as sentences: a person with a table reads them in one place."""
-    said: list[str] = []
+def _gathered() -> Iterator[list[Warning]]:
+    """What the parts warn of: a person with a table reads it in one place."""
+    said: list[Warning] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         for kind in (HealthWarning, ShrinkageWarning, WeightsWarning):
             warnings.simplefilter("always", kind)
         yield said
-    said.extend(dict.fromkeys(str(one.message) for one in caught))
+    said.extend(one.message for one in caught if isinstance(one.message, Warning))
