@@ -106,8 +106,8 @@ class EnergyDensity(DensityMixin, _Table):
 
     Columns are scaled by medians and quartiles, with far tails drawn in; a noise is chosen on held-out rows, and a
     network learns how the rows differ from it, as long as held-out rows gain by it. Constant columns are left out with
-    a warning; integers, and other values on a lattice, are spread over their cells, so that the density of integers is a
-    probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`.
+    a warning; integers, and other values on a lattice, are spread over their cells, so that the density of integers
+    is a probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`.
 
     Args:
         noise: "auto", or a kind of `unnorm.noise.fit`.

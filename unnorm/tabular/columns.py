@@ -120,8 +120,8 @@ def _cell(column: np.ndarray) -> tuple[float, bool]:
 def weighted(rows: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Rows in an order of their own, each as often as its weight says: a weight of two is the row twice.
 
-    Whole numbers are taken as they are, and so are multiples of the least weight. Others are rounded so that their sum over the first rows, in
-    that order, is right to half a row of four times as many.
+    Whole numbers are taken as they are, and so are multiples of the least weight. Others are rounded so that their sum
+    over the first rows, in that order, is right to half a row of four times as many.
 
     >>> weighted(np.array([[2.0], [1.0], [3.0]]), np.array([2.0, 1.0, 0.0])).ravel().tolist()
     [1.0, 2.0, 2.0]
