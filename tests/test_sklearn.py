@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from unnorm.density import Density
 from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
+from unnorm.models import MLP
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
 from unnorm.tabular import committee
 from unnorm.tabular.columns import Columns, copies, weighted
@@ -228,6 +229,14 @@ class TestDetector:
         x = np.c_[z, z + 0.05 * rng.standard_normal(2000)]
         detector = EnergyOutlierDetector(random_state=0, contamination=0.02).fit(x)
         assert detector.predict([[1.0, 1.0], [1.0, -1.0]]).tolist() == [1, -1]
+
+    def test_networks_see_scaled_columns(self):
+        """Folded into the noise's coordinates they are the same functions, also where columns depend on each other."""
+        x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x[:, 2] = x[:, 0] + 0.01 * x[:, 2]
+        net, whiten = MLP(3, (8,), generator=torch.Generator().manual_seed(1)), committee._wider(x.numpy())
+        z = whiten(x)[0]
+        torch.testing.assert_close(committee._folded(net, whiten)(z.float()), net(x.float()), rtol=1e-3, atol=1e-3)
 
     def test_networks_that_diverge_have_no_say(self, monkeypatch):
         x = rows(300)

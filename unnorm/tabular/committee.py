@@ -1,5 +1,6 @@
 """Three energies that judge whether a row is an anomaly: tails of single columns, a mixture, and a learned one."""
 
+import copy
 import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,13 +12,14 @@ from sklearn.mixture import GaussianMixture
 from torch import nn
 
 from unnorm import replicas
+from unnorm.data.affine import Whiten
 from unnorm.data.robust import LogTails, robust_scale
 from unnorm.data.transforms import Compose, Transform
 from unnorm.density import Density
 from unnorm.errors import WeightsWarning
 from unnorm.estimators import MECO
-from unnorm.models import MLP, Averaged, Tilted
-from unnorm.noise import Gaussian
+from unnorm.models import MLP, Averaged, Seen, Tilted
+from unnorm.noise import Gaussian, Noise
 from unnorm.training import Training
 from unnorm.types import History
 
@@ -123,10 +125,11 @@ class Committee:
 
     def energies(self, x: np.ndarray) -> list[np.ndarray]:
         """The last two by densities of the scaled columns: in the units of x, tails drawn in would count twice."""
-        scaled = _through(self.scale, x)
+        density = self.learned.density
         with torch.no_grad():
-            learned = torch.cat([self.learned.density.model(part) for part in torch.from_numpy(scaled).split(2**14)])
-        return [self.tails.energy(x), -self.mixture.score_samples(scaled), -learned.numpy()]
+            parts = torch.from_numpy(np.ascontiguousarray(x)).split(2**14)
+            learned = torch.cat([density.model(density.transform(part)[0]) for part in parts])
+        return [self.tails.energy(x), -self.mixture.score_samples(_through(self.scale, x)), -learned.numpy()]
 
     def surprise(self, x: np.ndarray) -> np.ndarray:
         """The higher, the less usual; of a usual row about 1."""
@@ -160,19 +163,20 @@ class Experts:
     progress: bool = False
 
     def density(self, scaled: np.ndarray, scale: Transform, fabric: Fabric) -> "Learned":
-        """Trained, averaged and normalised.
+        """Trained, averaged and normalised, in the noise's own coordinates, where it is a standard normal.
 
-        The networks see the scaled columns, not the noise's own coordinates: in these the narrow directions of columns
-        that depend on each other, which hold rounding and noise, would count as much as the wide ones.
+        The networks see the scaled columns: in the noise's coordinates the narrow directions of columns that depend on
+        each other, which hold rounding and noise, would count as much as the wide ones.
         """
-        noise = _wider(scaled).float()
-        nets, history = self._trained(torch.from_numpy(scaled).float(), noise, fabric)
+        whiten, noise = _wider(scaled), Gaussian(scaled.shape[1], "diagonal")
+        rows = torch.from_numpy(_through(whiten, scaled)).float()
+        nets, history = self._trained(rows, noise, whiten, fabric)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", WeightsWarning)  # its `doubts` say it
             density = Density.normalise(
                 Tilted(noise, Averaged(nets or [_flat(MLP(scaled.shape[1], self.hidden))])),
                 noise,
-                scale,
+                Compose([scale, whiten]),
                 n=20_000,
                 evaluations=20_000,
                 generator=_seeded(self.seed),
@@ -180,7 +184,9 @@ class Experts:
         # double, so that a row's energy does not depend on its neighbours' in a batch
         return Learned(density.double().eval(), history, len(nets))
 
-    def _trained(self, rows: torch.Tensor, noise: Gaussian, fabric: Fabric) -> tuple[list[nn.Module], History]:
+    def _trained(
+        self, rows: torch.Tensor, noise: Noise, whiten: Whiten, fabric: Fabric
+    ) -> tuple[list[nn.Module], History]:
         """Side by side; those that diverge have no say, and where all do the energy is the noise's."""
         nets = [MLP(rows.shape[1], self.hidden, generator=_seeded(self.seed + k)) for k in range(self.count)]
         training = Training(
@@ -194,7 +200,7 @@ class Experts:
         )
         estimator = MECO(replicas.StackedNoise([noise] * self.count), shape=(self.count,))
         done = replicas.fit(
-            [Tilted(noise, net) for net in nets],
+            [Tilted(noise, Seen(whiten, net)) for net in nets],
             estimator,
             rows,
             training,
@@ -205,7 +211,8 @@ class Experts:
         history = History(
             [{key: float(value.double().mean()) for key, value in record.items()} for record in done.records]
         )
-        return [one.net for one in alive if isinstance(one, Tilted)], history
+        seen = [one.net for one in alive if isinstance(one, Tilted)]
+        return [_folded(one.net, whiten) for one in seen if isinstance(one, Seen)], history
 
 
 class Learned(NamedTuple):
@@ -222,25 +229,35 @@ class Learned(NamedTuple):
     alive: int
 
 
-def _wider(scaled: np.ndarray) -> Gaussian:
-    """A Gaussian of the rows' shape, and wider."""
+def _wider(scaled: np.ndarray) -> Whiten:
+    """To where a Gaussian of the rows' shape, and wider, is a standard one."""
     width = scaled.shape[1]
     covariance = np.cov(scaled.T).reshape(width, width)
     covariance = (1 - SHRUNK) * covariance + np.diag(SHRUNK * np.diag(covariance) + RIDGE)
-    noise = Gaussian(width).double()
-    noise.loc.copy_(torch.from_numpy(scaled.mean(0)))
-    noise.scale_tril.copy_(torch.from_numpy(WIDER * np.linalg.cholesky(covariance)))
-    return noise
+    whiten = Whiten(width)
+    whiten.loc.copy_(torch.from_numpy(scaled.mean(0)))
+    whiten.scale_tril.copy_(torch.from_numpy(WIDER * np.linalg.cholesky(covariance)))
+    return whiten
 
 
 def _trimmed(scaled: np.ndarray) -> np.ndarray:
     """Without the twentieth of the rows that is farthest out by a Gaussian of the others, found in a few rounds."""
     kept = np.ones(len(scaled), dtype=bool)
     for _ in range(TRIM_ROUNDS):
-        with torch.no_grad():
-            energy = -_wider(scaled[kept]).log_prob(torch.from_numpy(scaled)).numpy()
-        kept = energy <= np.quantile(energy, 1 - TRIM)
+        distance = np.square(_through(_wider(scaled[kept]), scaled)).sum(1)
+        kept = distance <= np.quantile(distance, 1 - TRIM)
     return scaled[kept]
+
+
+@torch.no_grad()
+def _folded(net: nn.Module, whiten: Whiten) -> nn.Module:
+    """The same function of the whitened columns: net(whiten^-1(z)), by another first layer."""
+    folded = copy.deepcopy(net).double()
+    first = next(layer for layer in folded.modules() if isinstance(layer, nn.Linear))
+    tril, loc = whiten.scale_tril.to(first.weight), whiten.loc.to(first.weight)
+    first.bias.add_(first.weight @ loc)
+    first.weight.copy_(first.weight @ tril)
+    return folded.float()
 
 
 def _flat(net: MLP) -> MLP:
