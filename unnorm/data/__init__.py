@@ -1,7 +1,8 @@
 """Where points come from: toy densities, tables, images, and the transforms that carry their Jacobian."""
 
 from unnorm.data.affine import Identity, Probit, Whiten
-from unnorm.data.images import LabelledImages, mnist, read_idx
+from unnorm.data.idx import read_idx
+from unnorm.data.images import ImageData, ImageRows, LabelledImages, image_data, labelled_images, mnist
 from unnorm.data.quantiles import Gaussianize
 from unnorm.data.rows import Rows, RowSource, chunks
 from unnorm.data.targets import TARGETS, Target, target
@@ -15,6 +16,8 @@ __all__ = [
     "Dequantize",
     "Gaussianize",
     "Identity",
+    "ImageData",
+    "ImageRows",
     "LabelledImages",
     "Logit",
     "Probit",
@@ -27,6 +30,8 @@ __all__ = [
     "Transformed",
     "Whiten",
     "chunks",
+    "image_data",
+    "labelled_images",
     "mnist",
     "read_idx",
     "target",

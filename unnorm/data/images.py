@@ -1,12 +1,7 @@
-"""Images from their authors' files: the idx format, and MNIST, which is written in it."""
+"""Images from their authors' files, as bytes with labels; and as rows that a model reads on its device."""
 
-import gzip
-import hashlib
-import importlib
-import math
-import os
-import struct
-import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unnorm.data.formats import cifar_archive, cifar_records, folder_of_images, packed, svhn_matrix
+from unnorm.data.idx import parsed_idx, read_idx
+from unnorm.data.published import Published, home, verified
+from unnorm.data.transforms import Dequantize, Transform
 from unnorm.errors import DataError, InvalidValue
+from unnorm.names import choose
 
-__all__ = ["LabelledImages", "mnist", "read_idx"]
+__all__ = ["SETS", "ImageData", "ImageRows", "LabelledImages", "image_data", "labelled_images", "mnist"]
 
-UNSIGNED_BYTES = 0x08
 MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -26,6 +25,32 @@ MNIST_MD5 = {
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+FASHION_SOURCE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+FASHION_MD5 = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+CIFAR_SOURCE = "https://www.cs.toronto.edu/~kriz/"
+CIFAR10 = Published("cifar-10-binary.tar.gz", CIFAR_SOURCE, "c32a1d4ab5d03f1284b67883e8d87530")
+CIFAR100 = Published("cifar-100-binary.tar.gz", CIFAR_SOURCE, "03b5dce01913d631647c71ecec9e9cb8")
+CIFAR10_FILES = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+CIFAR100_FILES = {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15", "test.bin": "4499cfba6c016c1be1438163640a0898"}
+SVHN_SOURCE = "http://ufldl.stanford.edu/housenumbers/"
+SVHN = {
+    "train": Published("train_32x32.mat", SVHN_SOURCE, "e26dedcc434d2e4c54c9b2d4a06d8373"),
+    "test": Published("test_32x32.mat", SVHN_SOURCE, "eb5a983be6a315427106f1b164d9cef3"),
+}
+DIGITS_TEST = 300
+PARTS = ("train", "test")
 
 
 class LabelledImages(NamedTuple):
@@ -34,24 +59,118 @@ class LabelledImages(NamedTuple):
     images: Tensor
     labels: Tensor
 
+    def at(self, index: Tensor) -> "LabelledImages":
+        return LabelledImages(self.images[index], self.labels[index])
 
-def read_idx(path: Path | str) -> Tensor:
-    """The array of unsigned bytes in an idx file, compressed (`.gz`) or not.
 
-    The file begins with two zero bytes, 8 for unsigned bytes, the number of axes, and each axis' length in four bytes.
+class ImageRows:
+    """Images as rows in a model's coordinates: kept as bytes on the device, dequantised anew at each reading.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "two-idx1-ubyte"
-    >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 250]))
-    >>> read_idx(path)
-    tensor([  5, 250], dtype=torch.uint8)
+    Args:
+        images: uint8.
+        transform: from bytes to the model's coordinates; it begins with `Dequantize`.
+        device: where they are kept and transformed.
+        generator: draws the places within the bytes' cells; on the device.
+        dtype: of the rows.
+
+    >>> rows = ImageRows(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), Dequantize(256))
+    >>> rows[torch.tensor([0, 2])].shape, bool((rows[torch.tensor([1])] >= 255 / 256).all())
+    (torch.Size([2, 1, 2, 2]), True)
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"Cannot read '{path}': {problem.strerror}.") from problem
-    return _parsed(content, path.name)
+
+    def __init__(
+        self,
+        images: Tensor,
+        transform: Transform,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.images, self.transform = images.to(device), transform.to(device)
+        self.generator, self.dtype = generator, dtype
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        with torch.no_grad():
+            rows = self.images[index.to(self.images.device)]
+            return self.transform(rows, generator=self.generator)[0].to(self.dtype)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A set of images, divided: bytes with labels to train on, to choose by, and to test on.
+
+    Attributes:
+        name: of the set.
+        train, validation, test: each a `LabelledImages`.
+        levels: values that a byte may have, from 0.
+
+    >>> digits = image_data("digits")
+    >>> digits.event, digits.levels, len(digits.train.images), len(digits.validation.images), len(digits.test.images)
+    ((1, 8, 8), 17, 1348, 149, 300)
+    >>> rows = digits.rows("train", generator=torch.Generator().manual_seed(0))
+    >>> rows[torch.tensor([0, 1])].shape
+    torch.Size([2, 1, 8, 8])
+    """
+
+    name: str
+    train: LabelledImages
+    validation: LabelledImages
+    test: LabelledImages
+    levels: int = 256
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        return tuple(self.test.images.shape[1:])
+
+    def rows(
+        self,
+        part: str,
+        transform: Transform | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> ImageRows:
+        """A part as rows; the transform is `Dequantize(levels)` when None, and a longer one begins with that."""
+        images = choose("part", part, {name: getattr(self, name) for name in ("train", "validation", "test")}).images
+        return ImageRows(images, transform or Dequantize(self.levels), device, generator, dtype)
+
+
+def image_data(
+    name: str, root: Path | str | None = None, *, validation: int | None = None, seed: int = 0, download: bool = False
+) -> ImageData:
+    """A set by its name, or of a folder with folders `train` and `test` of images.
+
+    Args:
+        name: one of `SETS`, or a folder.
+        root: the folder that holds the sets' folders; the one UNNORM_DATA names when None.
+        validation: images taken from the training ones by a seeded draw; a tenth, at most 5,000, when None.
+        seed: of this draw.
+        download: fetch what is missing; needs `unnorm[download]`.
+    """
+    train, test = (labelled_images(name, part, root, download=download) for part in PARTS)
+    count = min(5000, len(train.images) // 10) if validation is None else validation
+    if not 0 <= count < len(train.images):
+        raise InvalidValue(f"The 'validation' must leave some of the {len(train.images)} images. Got {count}.")
+    order = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(seed))
+    held, kept = order[:count].sort().values, order[count:].sort().values
+    return ImageData(str(name), train.at(kept), train.at(held), test, 17 if name == "digits" else 256)
+
+
+def labelled_images(
+    name: str, part: str = "train", root: Path | str | None = None, *, download: bool = False
+) -> LabelledImages:
+    """One part of a set as its authors divided it, "train" or "test"; of a folder, its inner one of that name, or it."""
+    if part not in PARTS:
+        raise InvalidValue(f"The 'part' of a set of images is train or test. Got {part!r}.")
+    if name not in SETS and Path(name).is_dir():
+        folder = Path(name) / part if (Path(name) / part).is_dir() else Path(name)
+        return LabelledImages(*folder_of_images(folder))
+    read = choose("set of images", name, SETS)
+    return read(part, root, download)
 
 
 def mnist(root: Path | str | None = None, *, train: bool = True, download: bool = False) -> LabelledImages:
@@ -63,64 +182,103 @@ def mnist(root: Path | str | None = None, *, train: bool = True, download: bool 
         train: which of the two sets.
         download: fetch what is missing into `root`; needs `unnorm[download]`. Nothing is fetched without it.
     """
-    folder = _folder(root)
-    prefix, rows = ("train", 60_000) if train else ("t10k", 10_000)
-    images = _published(folder, f"{prefix}-images-idx3-ubyte.gz", (rows, 28, 28), download)
-    labels = _published(folder, f"{prefix}-labels-idx1-ubyte.gz", (rows,), download)
-    return LabelledImages(images[:, None], labels)
+    folder = home(root, "mnist") if root is not None else home(root, "mnist") / "mnist"
+    return _idx(folder, "train" if train else "test", MNIST_SOURCE, MNIST_MD5, download)
 
 
-def _folder(root: Path | str | None) -> Path:
-    if root is not None:
-        return Path(root)
-    if not (home := os.environ.get("UNNORM_DATA")):
-        raise InvalidValue("The 'root' of mnist must be given where UNNORM_DATA names no folder. Got None.")
-    return Path(home) / "mnist"
+def _idx(folder: Path, part: str, source: str, md5: Mapping[str, str], download: bool) -> LabelledImages:
+    prefix, rows = ("train", 60_000) if part == "train" else ("t10k", 10_000)
+    found = []
+    for name, shape in (
+        (f"{prefix}-images-idx3-ubyte.gz", (rows, 28, 28)),
+        (f"{prefix}-labels-idx1-ubyte.gz", (rows,)),
+    ):
+        plain = folder / name.removesuffix(".gz")
+        if not (folder / name).is_file() and plain.is_file():
+            array = read_idx(plain)
+        else:
+            array = parsed_idx(Published(name, source, md5[name]).read(folder, download), name)
+        if tuple(array.shape) != shape:
+            raise DataError(f"'{name}' must hold an array of shape {shape}. Got {tuple(array.shape)}.")
+        found.append(array)
+    return LabelledImages(found[0][:, None], found[1])
 
 
-def _published(folder: Path, name: str, shape: tuple[int, ...], download: bool) -> Tensor:
-    plain = folder / name.removesuffix(".gz")
-    if not (folder / name).is_file() and plain.is_file():
-        found = read_idx(plain)
+def _mnist(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    return _idx(home(root, "mnist") / "mnist", part, MNIST_SOURCE, MNIST_MD5, download)
+
+
+def _fashion(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    return _idx(home(root, "fashion-mnist") / "fashion-mnist", part, FASHION_SOURCE, FASHION_MD5, download)
+
+
+def _cifar10(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    names = [name for name in CIFAR10_FILES if name.startswith("data" if part == "train" else "test")]
+    files, within = {name: CIFAR10_FILES[name] for name in names}, "cifar-10-batches-bin"
+    folder = home(root, "cifar10")
+    halves = [
+        folder / "packed" / f"cifar10_{name}.npz" for name in (("train_0", "train_1") if part == "train" else ("test",))
+    ]
+    return _cifar(folder, CIFAR10, within, files, halves, 0, download)
+
+
+def _cifar100(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    folder, name = home(root, "cifar100"), f"{part}.bin"
+    halves = [folder / "packed" / f"cifar100_{part}.npz"]
+    return _cifar(folder, CIFAR100, "cifar-100-binary", {name: CIFAR100_FILES[name]}, halves, 1, download)
+
+
+def _cifar(
+    folder: Path,
+    archive: Published,
+    within: str,
+    files: Mapping[str, str],
+    halves: list[Path],
+    label: int,
+    download: bool,
+) -> LabelledImages:
+    """Of the records' files, of the archive, or packed; by the md5 of the records in each case. `label` is its byte."""
+    if (folder / within).is_dir() and not (folder / archive.name).is_file():
+        parts = [Published(name, "", md5).read(folder / within, False) for name, md5 in files.items()]
+    elif all(half.is_file() for half in halves) and not (folder / archive.name).is_file():
+        content = b"".join(packed(half).records() for half in halves)
+        size = len(content) // len(files)
+        parts = [content[size * place : size * (place + 1)] for place in range(len(files))]
+        parts = [verified(own, name, md5) for own, (name, md5) in zip(parts, files.items(), strict=True)]
     else:
-        if not (folder / name).is_file():
-            _fetch(folder, name, download)
-        content = (folder / name).read_bytes()
-        if (md5 := hashlib.md5(content, usedforsecurity=False).hexdigest()) != MNIST_MD5[name]:
-            raise DataError(f"'{name}' is damaged or not the published file: its md5 is {md5}, not {MNIST_MD5[name]}.")
-        found = _parsed(content, name)
-    if tuple(found.shape) != shape:
-        raise DataError(f"'{name}' must hold an array of shape {shape}. Got {tuple(found.shape)}.")
-    return found
+        parts = cifar_archive(archive.read(folder, download), [f"{within}/{name}" for name in files])
+        parts = [verified(own, name, md5) for own, (name, md5) in zip(parts, files.items(), strict=True)]
+    images, labels = cifar_records(b"".join(parts), label + 1)
+    return LabelledImages(images, labels[:, label].contiguous())
 
 
-def _fetch(folder: Path, name: str, download: bool) -> None:
-    if not download:
-        raise DataError(f"There is no '{name}' in '{folder}'. Fetch it with download=True.")
-    try:
-        pooch = importlib.import_module("pooch")
-    except ImportError:
-        raise InvalidValue("Downloading needs pooch: install unnorm[download].") from None
-    pooch.retrieve(MNIST_SOURCE + name, known_hash=f"md5:{MNIST_MD5[name]}", fname=name, path=folder)
+def _svhn(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    folder = home(root, "svhn")
+    half = folder / "packed" / f"svhn_{part}.npz"
+    if half.is_file() and not (folder / "svhn" / SVHN[part].name).is_file():
+        found = packed(half)
+        return LabelledImages(found.images, found.labels["labels"])
+    return LabelledImages(*svhn_matrix(SVHN[part].read(folder / "svhn", download), SVHN[part].name))
 
 
-def _parsed(content: bytes, name: str) -> Tensor:
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as problem:
-            raise DataError(f"'{name}' is not a complete gzip file.") from problem
-    if len(content) < 4 or content[:2] != b"\0\0":
-        raise DataError(f"'{name}' is not an idx file: it must begin with two zero bytes.")
-    kind, axes = content[2], content[3]
-    if kind != UNSIGNED_BYTES:
-        raise DataError(f"'{name}' must hold unsigned bytes (type 8). Got type {kind}.")
-    start = 4 + 4 * axes
-    if axes == 0 or len(content) < start:
-        raise DataError(f"'{name}' is not a complete idx file: its header ends early.")
-    shape = struct.unpack(f">{axes}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"'{name}' is truncated or too long: {len(content) - start} bytes for an array of shape {shape}."
-        )
-    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy())
+def _digits(part: str, root: Path | str | None, download: bool) -> LabelledImages:
+    """The 1,797 digits of 8 x 8 that come with scikit-learn; 300 of them, by a fixed draw, are the test."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    everything = LabelledImages(
+        torch.from_numpy(found.images.astype(np.uint8))[:, None], torch.from_numpy(found.target.astype(np.uint8))
+    )
+    order = torch.randperm(len(everything.images), generator=torch.Generator().manual_seed(0))
+    index = order[DIGITS_TEST:] if part == "train" else order[:DIGITS_TEST]
+    return everything.at(index.sort().values)
+
+
+SETS: Mapping[str, Callable[[str, Path | str | None, bool], LabelledImages]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion,
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "svhn": _svhn,
+}

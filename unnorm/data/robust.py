@@ -15,6 +15,7 @@ __all__ = ["LogTails", "robust_scale"]
 
 SHARES = (0.25, 0.1, 0.05, 0.01)  # below and above a range of a column that tells its scale, the first that has a width
 
+SEEN = 0.05  # a part of the rows that is no few wild values
 NARROW = 0.1  # a range of less than this part of the next wider one, both as deviations, is that of a spike
 
 
@@ -35,7 +36,8 @@ def robust_scale(rows: np.ndarray) -> Standardize:
     for share in SHARES:
         low, high = np.quantile(within, [share, 1 - share], axis=0)
         wider = (high - low) / (2 * ndtri(1 - share))
-        scale = np.where(scale > NARROW * wider, scale, wider)
+        spike = scale <= (NARROW * wider if share >= SEEN else 0.0)
+        scale = np.where(spike, wider, scale)
     scale = np.where(scale > 0, scale, within.std(0))
     middle = np.median(within, axis=0)
     transform = Standardize(rows.shape[1])
