@@ -163,7 +163,7 @@ def image_data(
 def labelled_images(
     name: str, part: str = "train", root: Path | str | None = None, *, download: bool = False
 ) -> LabelledImages:
-    """One part of a set as its authors divided it, "train" or "test"; of a folder, its inner one of that name, or it."""
+    """One part of a set as its authors divided it, "train" or "test"; of a folder, the folder of that name in it."""
     if part not in PARTS:
         raise InvalidValue(f"The 'part' of a set of images is train or test. Got {part!r}.")
     if name not in SETS and Path(name).is_dir():
