@@ -32,6 +32,7 @@ from unnorm.tabular.columns import Columns
 NOISE = "its noise alone"
 MOST = 20.0  # nats: a method that fails on a table does not decide the mean
 METHODS = ("EnergyDensity", NOISE, "KernelDensity", "GaussianMixture", "spline flow")
+FIRST, MORE = 10, 60  # steps of a flow in trials that tell how long one takes
 SMALL = ("21_Lymphography", "18_Ionosphere")
 
 
@@ -71,11 +72,14 @@ def prepared(path: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def flow_for(x: np.ndarray, y: np.ndarray, seconds: float, seed: int) -> tuple[float, float]:
     """The log-likelihood of a flow trained for about so many seconds, if it gains by that; and the seconds it took."""
     rows, generator = torch.from_numpy(x).float(), torch.Generator().manual_seed(seed)
+    trials = []
+    for steps in (FIRST, FIRST, FIRST + MORE):  # the first is not warm
+        began = time.perf_counter()
+        Flow.fit(rows, steps=steps, generator=generator, patience=10**9, held_out=rows[:2])
+        trials.append(time.perf_counter() - began)
+    each = max(1e-4, (trials[2] - trials[1]) / MORE)
     began = time.perf_counter()
-    Flow.fit(rows, steps=20, generator=generator)
-    each = (time.perf_counter() - began) / 20
-    began = time.perf_counter()
-    flow = Flow.fit(rows, steps=max(20, int(seconds / each)), generator=generator)
+    flow = Flow.fit(rows, steps=max(FIRST, int((seconds - trials[1]) / each)), generator=generator)
     took = time.perf_counter() - began
     with torch.no_grad():
         return float(flow.log_prob(torch.from_numpy(y).float()).double().mean()), took

@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import distributions as td
@@ -28,7 +29,7 @@ from unnorm.estimators import (
     Telescope,
     UMax,
 )
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
 from unnorm.noise import (
     Copula,
     Flow,
@@ -143,17 +144,29 @@ TELESCOPES: dict[str, Callable[[Noise], Estimator]] = {
 }
 
 
+Net = TypeVar("Net", bound=ResNet)
+
+
 def _mlp(outputs: int | None = None) -> MLP:
     return MLP(3, hidden=(16,), outputs=outputs, generator=torch.Generator().manual_seed(2))
 
 
 def _resnet(outputs: int | None = None) -> ResNet:
-    """Of images of one row of three pixels; its blocks have left the identity, where half their gradient is zero."""
+    """Of images of one row of three pixels."""
     generator = torch.Generator().manual_seed(2)
-    net = ResNet((1, 1, 3), widths=(4,), blocks=1, features=8, outputs=outputs, generator=generator)
+    return _left(ResNet((1, 1, 3), widths=(4,), blocks=1, features=8, outputs=outputs, generator=generator), generator)
+
+
+def _wide() -> WideResNet:
+    generator = torch.Generator().manual_seed(2)
+    return _left(WideResNet((1, 1, 3), depth=10, width=1, generator=generator), generator)
+
+
+def _left(net: Net, generator: torch.Generator) -> Net:
+    """Where it begins the blocks are the identity and the last layer is zero: half of the gradient is zero there."""
     for name, parameter in net.named_parameters():
-        if name.endswith("second.weight"):
-            torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+        if name.endswith(("second.weight", "last.weight")):
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
     return net
 
 
@@ -169,6 +182,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 # These see images only.
 IMAGE_MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "resnet": _resnet,
+    "wide resnet": _wide,
     "bridged resnet": lambda: Bridged(_fitted("full"), _resnet(BRIDGES)),
 }
 

@@ -12,7 +12,7 @@ from unnorm.architecture import build, describe, is_custom
 from unnorm.data import Standardize
 from unnorm.errors import InvalidValue
 from unnorm.estimators import MECO, ScoreMatching, Telescope
-from unnorm.models import MLP, Bridged, ResNet, Seen, Tilted
+from unnorm.models import MLP, Bridged, ResNet, Seen, Tilted, WideResNet
 from unnorm.noise import Gaussian
 from unnorm.samplers.base import log_density_and_score
 
@@ -77,6 +77,7 @@ class TestResNet:
         deep = ResNet((1, 6, 6), (4, 8), blocks=3, features=5, generator=seeded())
         shallow = ResNet((1, 6, 6), (4, 8), blocks=1, features=5, generator=seeded(1))
         same = [(shallow.stages[0], deep.stages[0]), (shallow.stages[2], deep.stages[4])]
+        stirred(deep.last)
         for ours, theirs in [*same, (shallow.gather, deep.gather), (shallow.last, deep.last)]:
             ours.load_state_dict(theirs.state_dict())
         x = images(4, (1, 6, 6)).float()
@@ -86,8 +87,9 @@ class TestResNet:
         assert not torch.equal(deep(x), shallow(x))
 
     def test_gradient_reaches_every_parameter_but_the_masked_ones(self):
-        """At the start a block's first convolution has a zero behind it; after one step it has not."""
+        """Where the last layer is not zero, a block's first convolution has a zero behind it, but for one step."""
         net = ResNet((1, 6, 6), (4, 8), blocks=2, features=5, generator=seeded()).double()
+        stirred(net.last)
         x = images(4, (1, 6, 6))
         without = []
         for _ in range(2):
@@ -136,12 +138,67 @@ class TestResNet:
         assert all(grad.abs().sum() > 0 for grad in rest)
         assert last is None or last.abs().sum() == 0  # the score knows no constant
 
-    def test_starts_near_a_constant(self):
-        """Weights p~/q of a new tilted model are harmless: the output's spread is of order a tenth of He's."""
+    def test_starts_at_zero_and_leaves_it(self):
+        """A new tilted model is the noise; what the last layer reads has a spread of order one, so that it learns."""
         net = ResNet((1, 12, 12), (8, 16), 2, features=64, outputs=50, generator=seeded())
-        values = net(images(200, (1, 12, 12)).float())
-        assert values.isfinite().all()
-        assert 0.01 < values.std(0).mean() < 1
+        x = images(200, (1, 12, 12)).float()
+        read = []
+        net.last.register_forward_hook(lambda _, given, __: read.append(given[0]))
+        assert torch.equal(net(x), torch.zeros(200, 50))
+        assert 0.1 < read[0].std(0).mean() < 10
+
+    def test_pooled_does_not_mind_where(self):
+        """A spot that three convolutions do not bring to an edge may be anywhere."""
+        net = stirred(ResNet((1, 16, 16), (4,), 1, features=6, pooled=True, generator=seeded()).double())
+        assert net.gather.in_features == 4
+        spot = torch.zeros(2, 1, 16, 16, dtype=torch.float64)
+        spot[0, 0, 7, 6], spot[1, 0, 8, 9] = 1.0, 1.0
+        values = net(spot)
+        torch.testing.assert_close(values[0], values[1], rtol=1e-10, atol=1e-10)
+
+    def test_checkpointing_changes_nothing(self):
+        plain, again = (
+            stirred(ResNet((1, 6, 6), (4, 8), 2, features=5, checkpointing=flag, generator=seeded()).double())
+            for flag in (False, True)
+        )
+        x = images(4, (1, 6, 6))
+        assert torch.equal(plain(x), again(x))
+        for net in (plain, again):
+            net(x).sum().backward()
+        for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+
+    def test_spectral_weights_have_singular_values_of_one_at_most(self):
+        """Against the singular values themselves; small weights stay as they are."""
+        net = ResNet((1, 6, 6), (4, 8), 1, features=5, spectral=True, generator=seeded()).double()
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                if name.endswith("original"):
+                    parameter.copy_(3 * images(1, tuple(parameter.shape), seed=len(name))[0])
+        for _ in range(200):
+            net(images(1, (1, 6, 6)))
+        net.eval()
+        weights = {name: m.weight.detach() for name, m in net.named_modules() if hasattr(m, "parametrizations")}
+        assert len(weights) == 2 + 2 * 2 + 1
+        for weight in weights.values():
+            assert float(torch.linalg.matrix_norm(weight.flatten(1), 2)) == pytest.approx(1.0, abs=1e-3)
+        with torch.no_grad():
+            net.gather.parametrizations.weight.original.mul_(1e-3)
+        assert torch.equal(net.gather.weight, net.gather.parametrizations.weight.original)
+        again = build(json.loads(json.dumps(describe(net)))).to_empty(device="cpu").double()
+        again.load_state_dict(net.state_dict())
+        x = images(3, (1, 6, 6))
+        assert torch.equal(again.eval()(x), net(x))
+
+    def test_a_wide_one_is_as_deep_as_it_says(self):
+        """28-10 of the paper: 25 convolutions of its stages and the stem; ours has two more for its strides."""
+        net = WideResNet((3, 32, 32), 28, 2)
+        convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
+        assert len(convolutions) == 25 + 2
+        assert [m.out_channels for m in convolutions if m.stride == (2, 2)] == [64, 128]
+        for options in ({"depth": 12}, {"depth": 4}, {"width": 0}):
+            with pytest.raises(InvalidValue, match="of WideResNet must be"):
+                WideResNet((3, 32, 32), **options)
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         SlicedScoreMatching,
         Telescope,
     )
-    from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted
+    from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
     from unnorm.noise import Gaussian, Noise, from_distribution
     from unnorm.samplers import HMC, MALA, ULA, Chain, ReplayBuffer, Sampler
     from unnorm.train import fit, step
@@ -89,6 +89,7 @@ __all__ = [
     "Telescope",
     "Tilted",
     "Training",
+    "WideResNet",
     "bridges",
     "data",
     "diagnostics",
@@ -109,6 +110,7 @@ __all__ = [
 _HOME = {
     "ResNet": "models",
     "Seen": "models",
+    "WideResNet": "models",
     "Bridged": "models",
     "Telescope": "estimators",
     "MECO": "estimators",

@@ -11,7 +11,7 @@ from unnorm.data.quantiles import Gaussianize
 from unnorm.data.robust import LogTails
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
 from unnorm.noise import (
     Copula,
     FlowTransform,
@@ -52,6 +52,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     "tilted": Tilted,
     "uniform": Uniform,
     "whiten": Whiten,
+    "wide-resnet": WideResNet,
 }
 CUSTOM = "custom"
 

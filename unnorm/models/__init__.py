@@ -3,7 +3,7 @@
 from unnorm.models.averaged import Averaged
 from unnorm.models.mlp import MLP
 from unnorm.models.quadratic import Quadratic
-from unnorm.models.resnet import ResNet, Seen
+from unnorm.models.resnet import ResNet, Seen, WideResNet
 from unnorm.models.tilted import Bridged, Tilted
 
-__all__ = ["MLP", "Averaged", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted"]
+__all__ = ["MLP", "Averaged", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted", "WideResNet"]
