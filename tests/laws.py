@@ -35,6 +35,7 @@ from unnorm.noise import (
     Flow,
     Gaussian,
     GaussianMixture,
+    ImageFlow,
     Mixture,
     Noise,
     Pushed,
@@ -65,6 +66,13 @@ def _crooked(n: int = 400) -> torch.Tensor:
 @functools.cache
 def _trained_flow() -> SplineFlow:
     return SplineFlow.fit(_crooked(), steps=60, transforms=2, hidden=(16,), bins=4)
+
+
+@functools.cache
+def _image_flow() -> ImageFlow:
+    """Of images of four pixels."""
+    x = torch.sigmoid(_crooked().repeat_interleave(2, 1) * torch.tensor([1.0, -0.5, 0.3, 0.8])).view(-1, 1, 2, 2)
+    return ImageFlow.fit(x, levels=8, steps=30, couplings=(2,), width=8, blocks=1, bins=4, progress=False)
 
 
 def _zuko_flow() -> Flow:
@@ -107,6 +115,7 @@ NOISES: dict[str, Callable[[], Noise]] = {
     "box": lambda: Uniform.fit(_crooked()),
     "spline flow": lambda: copy.deepcopy(_trained_flow()),
     "zuko flow": _zuko_flow,
+    "image flow": lambda: copy.deepcopy(_image_flow()),
 }
 
 ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {
