@@ -261,6 +261,17 @@ def test_averaged_iterate_has_polynomial_weights():
     assert math.isclose(watched("averaged", values), average, rel_tol=1e-12)
 
 
+def test_exponential_iterate_is_the_recursion():
+    """Its memory grows with the iterates to a thousand: written out, and against a constant that it must keep."""
+    values = [3.0, -1.0, 4.0, 1.0, 5.0]
+    average = values[0]
+    for n, value in enumerate(values[1:], start=1):
+        past = min(0.999, (1 + n) / (10 + n))
+        average = past * average + (1 - past) * value
+    assert math.isclose(watched("ema", values), average, rel_tol=1e-6)
+    assert math.isclose(watched("ema", [7.0] * 50), 7.0, rel_tol=1e-6)
+
+
 def test_plain_mean_is_decay_zero():
     average = torch.tensor(2.0)
     for n, value in enumerate([4.0, 9.0], start=1):

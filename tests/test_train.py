@@ -84,7 +84,7 @@ class TestLearning:
         # By Proposition 2 the excess loss is half the squared distance: nine tenths of it are gone.
         assert (model.mean.detach() - x.mean()) ** 2 < 0.1 * x.mean() ** 2
 
-    @pytest.mark.parametrize("iterate", ["last", "random", "averaged"])
+    @pytest.mark.parametrize("iterate", ["last", "random", "averaged", "ema"])
     def test_iterates(self, iterate):
         model, _, history = run(Training(steps=30, iterate=iterate))
         last, _, _ = run(Training(steps=30))
@@ -378,7 +378,7 @@ class TestResume:
         assert same(*models)
 
     @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-    @pytest.mark.parametrize("iterate", ["last", "random", "averaged"])
+    @pytest.mark.parametrize("iterate", ["last", "random", "averaged", "ema"])
     def test_extending_equals_running_through(self, tmp_path, optimizer, iterate):
         options = {"optimizer": optimizer, "iterate": iterate, "checkpoint_every": 7, "log_every": 5}
         whole = run(Training(steps=40, **options))

@@ -109,8 +109,8 @@ def fit(
     iterate: Annotated[
         str | None,
         typer.Option(
-            help="Which iterate to keep: last, random (the paper), averaged, or best (validated). [default: best for a "
-            "table, last for a toy set]"
+            help="Which iterate to keep: last, random (the paper), averaged, ema, or best (validated). [default: best "
+            "for a table, last for a toy set]"
         ),
     ] = None,
     n: Annotated[int, typer.Option(help="Training points to draw of a toy set.")] = 50_000,

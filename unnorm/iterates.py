@@ -1,4 +1,4 @@
-"""Which iterate training hands back: the last, a random one (the paper's Algorithm 1), an average, or the best."""
+"""Which iterate training hands back: the last, a random one (the paper's Algorithm 1), averages, or the best."""
 
 import torch
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from torch.optim.swa_utils import AveragedModel
 from unnorm.errors import InvalidValue
 from unnorm.names import unknown
 
-__all__ = ["ITERATES", "Iterates", "polynomial_average"]
+__all__ = ["ITERATES", "Iterates", "exponential_average", "polynomial_average"]
 
-ITERATES = ("last", "random", "averaged", "best")
+ITERATES = ("last", "random", "averaged", "ema", "best")
 
 
 def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 3.0) -> Tensor:
@@ -24,10 +24,23 @@ def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay:
     return average + (new - average) * ((decay + 1) / total).to(average.dtype)
 
 
+def exponential_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 0.999) -> Tensor:
+    """A moving average with a memory of a thousand iterates, of fewer while there are not so many.
+
+    `count` iterates are in `average` already: what these weigh is at most (1 + count) / (10 + count).
+
+    >>> exponential_average(torch.tensor(1.0), torch.tensor(2.0), 10**6)
+    tensor(1.0010)
+    """
+    seen = torch.as_tensor(count, dtype=torch.float64, device=average.device)
+    past = ((1 + seen) / (10 + seen)).clamp(max=decay)
+    return average + (new - average) * (1 - past).to(average.dtype)
+
+
 class Iterates(nn.Module):
     """Watches theta_1 ... theta_T go by and keeps what the rule asks for; its state is in `state_dict()`.
 
-    "last" keeps nothing. "random" and "averaged" observe every iterate; "best" considers those that were validated.
+    "last" keeps nothing. "random", "averaged" and "ema" observe every iterate; "best" looks at validated ones.
 
     >>> model = nn.Linear(1, 1)
     >>> kept = Iterates("random", model)
@@ -50,6 +63,8 @@ class Iterates(nn.Module):
     def _combine(self, kept: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
         if self.rule == "averaged":
             return polynomial_average(kept, new, count)
+        if self.rule == "ema":
+            return exponential_average(kept, new, count)
         return new
 
     def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:

@@ -26,7 +26,8 @@ class Training:
         beta: weight of the new gradient in v, in (0, 1]; when None the paper's 0.9, and for "ngd" 1.
         schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
         mu: the PL constant for "pl".
-        iterate: "last", "random" (Algorithm 1), "averaged", or "best" on validation data.
+        iterate: "last", "random" (Algorithm 1), "averaged" (polynomial weights), "ema" (a moving average, as large
+            networks like it), or "best" on validation data.
         log_every: steps between two records of the history.
         checkpoint_every: steps between two checkpoints, where there is a folder to write to.
         validate_every: steps between two looks at the validation data, where there are any.
