@@ -33,6 +33,8 @@ RIDGE = 1e-4
 COMPONENTS, ROWS_FOR_EACH = 8, 10  # of the mixture at most; rows for each component and column at least
 WIDENED = 1e-2  # what the mixture's variances have more, in those of the scaled columns
 TIE = 1e-3
+DRAWS = 20_000  # for log Z
+EVALUATIONS, NARROW = 150_000, 64  # of the model by chains, for tables of so many columns; fewer for wider ones
 TRIM, TRIM_ROUNDS = 0.05, 3  # of the rows: the farthest out are not learned from
 
 
@@ -177,8 +179,8 @@ class Experts:
                 Tilted(noise, Averaged(nets or [_flat(MLP(scaled.shape[1], self.hidden))])),
                 noise,
                 Compose([scale, whiten]),
-                n=20_000,
-                evaluations=20_000,
+                n=DRAWS,
+                evaluations=int(np.clip(EVALUATIONS * NARROW // scaled.shape[1], DRAWS, EVALUATIONS)),
                 generator=_seeded(self.seed),
             )
         # double, so that a row's energy does not depend on its neighbours' in a batch
