@@ -8,13 +8,15 @@ reported by itself. Needs UNNORM_DATA (or --data) and `pip install 'unnorm[pyod]
 """
 
 import argparse
+import hashlib
+import importlib.metadata
 import json
 import math
 import os
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,25 +170,41 @@ def main() -> None:
         parser.error(f"There are no .npz files of ADBench in '{folder}'. Set UNNORM_DATA, or use --data.")
     arguments.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.out / "results.jsonl")
-    work = []
+    work, keys = [], set()
     for method in METHODS:
         for seed in range(1 if arguments.quick else 3):
             for path in paths:
-                key = key_of({"table": path.stem, "seed": seed, "method": method})
+                key = key_of({"table": path.stem, "seed": seed, "method": method, "code": version(method)})
+                keys.add(key)
                 if ledger.missing([key]):
                     work.append((measured, (path, seed, method, key)))
     for record in computed(work, arguments.jobs):
         ledger.write([record])
-    report(ledger, [path.stem for path in paths], arguments.out)
+    everything = [path.stem for path in tables(folder, False)]
+    tuned = {path.stem for path in paths} & set(everything[: len(everything) // 2])
+    records = [record for record in ledger.of("run") if record["key"] in keys]
+    report(records, [path.stem for path in paths], tuned, arguments.out)
 
 
-def report(ledger: Ledger, names: Sequence[str], out: Path) -> None:
-    records = [record for record in ledger.of("run") if record["table"] in names]
+def version(method: str) -> str:
+    """Of the code behind ours, so that a folder of an older detector is not taken for this one's; of PyOD its own."""
+    if method != OURS:
+        return importlib.metadata.version("pyod")
+    import unnorm.sklearn
+
+    home = Path(unnorm.sklearn.__file__).parent
+    files = [home / "sklearn.py", home / "data" / "robust.py", *sorted((home / "tabular").glob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def report(records: Sequence[dict[str, Any]], names: Sequence[str], tuned: Collection[str], out: Path) -> None:
+    """All tables, those of the half that the defaults were chosen on, and the others."""
     failed = [record for record in records if "error" in record]
     print(f"{len(records)} runs, {len(failed)} failed", *(json.dumps(one) for one in failed[:5]), sep="\n")
-    half = len(names) // 2
-    parts = {"all": names, "tuned": names[:half], "held out": names[half:]}
+    parts = {"all": names, "tuned": [n for n in names if n in tuned], "held out": [n for n in names if n not in tuned]}
     for title, some in parts.items():
+        if not some:
+            continue
         ranks = summary(records, some, title)
         picture(ranks, len(some), out / f"ranks-{title.replace(' ', '-')}.png", f"ADBench, {title}: {len(some)} tables")
         best = min(value for name, value in ranks.items() if name != OURS)

@@ -99,6 +99,30 @@ class TestCommand:
         assert words in said
         assert len(said.strip().splitlines()) == 1
 
+    def test_values_stand_beside_the_ranks(self, table, tmp_path):
+        values = np.loadtxt(table, delimiter=",", skiprows=1)
+        assert unnorm("anomalies", table, "--exclude", "fraud,b", "--out", tmp_path / "out") == 0
+        for row in ranked(tmp_path / "out"):
+            np.testing.assert_allclose([float(row["a"]), float(row["c"])], values[int(row["row"]) - 1, [0, 2]])
+            assert "b" not in row
+
+    def test_constant_columns_are_called_by_name_and_are_no_reason(self, table, tmp_path, capsys):
+        values = np.loadtxt(table, delimiter=",", skiprows=1)
+        path = tmp_path / "k.csv"
+        np.savetxt(path, np.c_[values[:, :2], np.full(300, 3.0)], delimiter=",", header="a,b,k", comments="")
+        assert unnorm("anomalies", path, "--out", tmp_path / "out") == 0
+        assert "1 of 3 columns are constant and are left out: k." in capsys.readouterr().err
+        assert not any("k (" in row["because"] for row in ranked(tmp_path / "out"))
+
+    def test_rows_without_a_label_can_be_left_out(self, table, tmp_path, capsys):
+        lines = table.read_text().splitlines()
+        lines[5] = lines[5].rsplit(",", 1)[0] + ","
+        table.write_text("\n".join(lines) + "\n")
+        assert unnorm("anomalies", table, "--labels", "fraud", "--out", tmp_path / "out") == 2
+        assert "--drop-nonfinite" in capsys.readouterr().err
+        assert unnorm("anomalies", table, "--labels", "fraud", "--drop-nonfinite", "--out", tmp_path / "out") == 0
+        assert len(ranked(tmp_path / "out")) == 299
+
     def test_bad_tables(self, tmp_path, capsys):
         for name, text, words in (
             ("equal.csv", "a,b\n" + "1,2\n" * 20, "All 2 columns are constant"),
@@ -138,3 +162,13 @@ def test_pyods_contract(table):
     np.testing.assert_allclose(probability.sum(1), 1.0)
     assert roc_auc_score(y, probability[:, 1]) > 0.98
     assert (detector.predict(x) == detector.labels_).all()
+
+
+def test_pyods_contract_before_fitting():
+    pytest.importorskip("pyod", reason="needs pip install 'unnorm[pyod]'")
+    from sklearn.exceptions import NotFittedError
+
+    from unnorm.pyod import EnergyOD
+
+    with pytest.raises(NotFittedError):
+        EnergyOD(verbose=False).decision_function(np.zeros((3, 2)))

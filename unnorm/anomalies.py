@@ -14,11 +14,13 @@ from unnorm.errors import DataError, InvalidValue
 from unnorm.folders import read_json, sealed
 from unnorm.metrics import Detection, detect, score_histogram
 from unnorm.sklearn import EnergyOutlierDetector
+from unnorm.tabular.columns import Columns
 
-__all__ = ["FILES", "Found", "labelled", "search", "write"]
+__all__ = ["FILES", "Found", "claim", "labelled", "search", "write"]
 
 FILES = ("anomalies.csv", "anomalies.md", "anomalies.json", "scores.png", "curves.png")
 NAMED = 3  # columns for each of the first rows
+LEAST_WORTH = 0.005  # of surprise: less would be printed as nothing
 MOST_AT_ONCE = 2**20  # numbers of rows that stand in for the first ones, a column changed in each
 
 
@@ -27,7 +29,8 @@ class Found:
     """The rows of a table by how unusual they are.
 
     Attributes:
-        columns: their names.
+        columns: the names of those that vary.
+        values: of these, (rows, columns).
         places: of the rows in the file, from 1.
         surprise: of each row; high is unusual (`EnergyOutlierDetector.score_samples` with its sign changed).
         log_density: of each row.
@@ -37,6 +40,7 @@ class Found:
     """
 
     columns: tuple[str, ...]
+    values: np.ndarray
     places: np.ndarray
     surprise: np.ndarray
     log_density: np.ndarray
@@ -61,9 +65,18 @@ class Found:
 
 
 def labelled(
-    path: Path, key: str | None, columns: Sequence[str] | None, labels: str | None
+    path: Path,
+    key: str | None,
+    columns: Sequence[str] | None,
+    labels: str | None,
+    *,
+    exclude: Sequence[str] = (),
+    drop: bool = False,
 ) -> tuple[Table, np.ndarray]:
-    """The table without its labels, and these: a column, or an array of an .npz file; none where not asked for."""
+    """The table without its labels, and these: a column, or an array of an .npz file; none where not asked for.
+
+    With `drop` a row may have no label: it is NaN there.
+    """
     table = read(path, key=key)
     truth = np.empty(0)
     if labels is not None:
@@ -73,14 +86,23 @@ def labelled(
                 raise DataError(f"'{labels}' has {len(truth)} labels for {table.rows} rows.")
         else:
             own = select(table, [labels])
-            truth = np.asarray(finite(own, drop=False).values[:, 0])
-            rest = [name for name in table.columns if name != own.columns[0]]
-            if not rest:
-                raise DataError(f"'{path.name}' has no column but its labels.")
-            table = select(table, rest)
-        if not np.isin(truth, (0, 1)).all() or len(np.unique(truth)) < 2:
+            if own.columns[0] in own.words:
+                raise DataError(f"{own.words[own.columns[0]]} Labels are 0 (usual) and 1 (an anomaly).")
+            truth = np.asarray(finite(own, drop=drop).values[:, 0])
+            table = _without(table, [own.columns[0]], f"'{path.name}' has no column but its labels.")
+        known = truth[~np.isnan(truth)] if drop else truth
+        if not np.isin(known, (0, 1)).all() or len(np.unique(known)) < 2:
             raise DataError(f"The labels '{labels}' must be 0 (usual) and 1 (an anomaly), and both must occur.")
-    return (select(table, columns) if columns else table), truth.astype(bool)
+    if exclude:
+        table = _without(table, select(table, exclude).columns, "All columns are excluded.")
+    return (select(table, columns) if columns else table), truth
+
+
+def _without(table: Table, names: Sequence[str], empty: str) -> Table:
+    rest = [name for name in table.columns if name not in names]
+    if not rest:
+        raise DataError(empty)
+    return select(table, rest)
 
 
 def search(
@@ -96,26 +118,35 @@ def search(
     """Fit a detector to all rows and rank them; labels have no part in it but to set the default contamination."""
     table = finite(table, drop=drop)
     kept = np.arange(len(table.values)) if table.kept is None else table.kept
+    if len(truth):
+        kept = kept[~np.isnan(truth[kept])]
+        if len(np.unique(truth[kept])) < 2:
+            raise DataError("Of the rows that are left none, or all, are labelled anomalies.")
     rows = np.asarray(table.values[kept], dtype=np.float64)
-    labels = truth[kept] if len(truth) else None
+    labels = truth[kept].astype(bool) if len(truth) else None
     if contamination is None:
         contamination = 0.1 if labels is None else float(np.clip(labels.mean(), 1 / len(rows), 0.5))
     if not 0 < contamination <= 0.5:
         raise InvalidValue(f"The --contamination must be above 0 and at most 0.5. Got {contamination}.")
     detector = EnergyOutlierDetector(contamination=contamination, random_state=seed, device=device)
+    found = Columns.of(rows) if len(rows) > 1 else None
+    names = np.array(table.columns)
+    if found is not None and found.kept.any():
+        found.warn(names)  # by name
+        rows, names = found.varying(rows), names[found.kept]
     try:
         detector.fit(rows)
     except ValueError as problem:
         raise DataError(str(problem)) from problem
     surprise = -detector.score_samples(rows)
     first = np.argsort(-surprise, kind="stable")[:top]
-    because = _because(detector, rows, first, table.columns)
+    because = _because(detector, rows, first, names)
     log_density = detector.log_density(rows)
-    return Found(table.columns, kept + 1, surprise, log_density, -detector.offset_, labels, because)
+    return Found(tuple(names), rows, kept + 1, surprise, log_density, -detector.offset_, labels, because)
 
 
 def _because(
-    detector: EnergyOutlierDetector, rows: np.ndarray, first: np.ndarray, columns: Sequence[str]
+    detector: EnergyOutlierDetector, rows: np.ndarray, first: np.ndarray, columns: np.ndarray
 ) -> list[list[tuple[str, float]]]:
     """What is left of a row's surprise with one column at its median: the columns where it falls most.
 
@@ -134,13 +165,13 @@ def _because(
         before = -detector.score_samples(rows[place][None])
         worth = before - np.concatenate(falls)
         best = np.argsort(-worth)[:NAMED]
-        found.append([(columns[column], float(worth[column])) for column in best if worth[column] > 0])
+        found.append([(str(columns[column]), float(worth[column])) for column in best if worth[column] > LEAST_WORTH])
     return found
 
 
 def write(found: Found, folder: Path, title: str, force: bool) -> list[str]:
     """Write the ranked rows, a page, a histogram and, with labels, curves; return the names of the files."""
-    _claim(folder, force)
+    claim(folder, force)
     files = {"anomalies.csv": _csv(found).encode(), "anomalies.md": _page(found, title).encode()}
     detection = found.detection
     facts = {"unnorm": "anomalies", "rows": len(found.surprise), "anomalies": int(found.flagged.sum())}
@@ -158,14 +189,16 @@ def write(found: Found, folder: Path, title: str, force: bool) -> list[str]:
     return [name for name in FILES if (folder / name).exists()]
 
 
-def _claim(folder: Path, force: bool) -> None:
-    """Only files of an earlier search are ever replaced."""
+def claim(folder: Path, force: bool, *, look: bool = False) -> None:
+    """Only files of an earlier search are ever replaced; with `look` nothing is, and only the refusal is made."""
     try:
         there = [name for name in FILES if (folder / name).exists()]
         if there and not force:
             raise InvalidValue(f"'{folder / there[0]}' exists. Use --force to replace it, or another --out.")
         if there and "unnorm" not in read_json(folder / "anomalies.json", set()):
             raise InvalidValue(f"'{folder / there[0]}' was not written by unnorm: it is not replaced.")
+        if look:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         for name in there:
             (folder / name).unlink()
@@ -177,13 +210,13 @@ def _csv(found: Found) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     head = ["rank", "row", "surprise", "log_density", "anomaly"]
-    lines.writerow([*head, *(["label"] if found.labels is not None else []), "because"])
+    lines.writerow([*head, *(["label"] if found.labels is not None else []), "because", *found.columns])
     for rank, place in enumerate(found.order, 1):
         cells = [rank, found.places[place], f"{found.surprise[place]:.6g}", f"{found.log_density[place]:.6g}"]
         cells.append(int(found.flagged[place]))
         if found.labels is not None:
             cells.append(int(found.labels[place]))
-        lines.writerow([*cells, _words(found, rank)])
+        lines.writerow([*cells, _words(found, rank), *(f"{value:.12g}" for value in found.values[place])])
     return text.getvalue()
 
 
@@ -219,6 +252,9 @@ def _page(found: Found, title: str) -> str:
         words = _words(found, rank).replace("|", "\\|")
         lines.append("| " + " | ".join(map(str, (*cells, words))) + " |")
     lines += ["", "Because: what is left of the surprise when that column alone is set to its median is so much less."]
+    lines.append(
+        "Log density: of one of the three energies, the learned one, in the columns' units; rows are not ranked by it."
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,7 @@ def anomalies(
         typer.Option(help="A column (or an array of an .npz) of 0 and 1: curves and metrics; it is not fitted to."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Some columns only, as in a,b,c.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Columns to leave out, as in id,date.")] = None,
     key: Annotated[str | None, typer.Option(help="The array of an .npz file.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows whose columns are explained.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/NAME-anomalies when not given.")] = None,
@@ -37,14 +38,15 @@ def anomalies(
     """Rank the rows of a table by how unusual they are, and say which columns make them so."""
     import warnings
 
-    from unnorm.anomalies import labelled, search, write
+    from unnorm.anomalies import claim, labelled, search, write
     from unnorm.data.tables import find
     from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
 
     path = find(data)
-    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
-    table, truth = labelled(path, key, chosen, labels)
+    chosen, left_out = ([name.strip() for name in given.split(",")] if given else [] for given in (columns, exclude))
+    table, truth = labelled(path, key, chosen, labels, exclude=left_out, drop=drop_nonfinite)
     folder = out or Path("runs") / f"{path.stem}-anomalies"
+    claim(folder, force, look=True)
     with warnings.catch_warnings(record=True) as said:
         for kind in (spoken := (ConstantColumnWarning, HealthWarning, WeightsWarning)):
             warnings.simplefilter("always", kind)

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
 from unnorm.sklearn import EnergyOutlierDetector
 
@@ -20,7 +21,8 @@ class EnergyOD(BaseDetector):
     """The detector among PyOD's: `decision_scores_`, `labels_`, `threshold_`, `predict_proba`; high scores are unusual.
 
     Args:
-        contamination, experts, hidden, steps, max_time, device, random_state, n_jobs: of `EnergyOutlierDetector`.
+        contamination, experts, hidden, steps, max_time, device, random_state, n_jobs, verbose: as of
+            `EnergyOutlierDetector`.
 
     >>> x = np.random.RandomState(0).standard_normal((200, 2))
     >>> detector = EnergyOD(contamination=0.05, steps=20, random_state=0).fit(x)
@@ -38,10 +40,11 @@ class EnergyOD(BaseDetector):
         device: str = "cpu",
         random_state: Any = None,
         n_jobs: int | None = None,
+        verbose: bool | int = False,
     ):
         super().__init__(contamination=contamination)
         self.experts, self.hidden, self.steps, self.max_time = experts, hidden, steps, max_time
-        self.device, self.random_state, self.n_jobs = device, random_state, n_jobs
+        self.device, self.random_state, self.n_jobs, self.verbose = device, random_state, n_jobs, verbose
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to rows; labels are never looked at."""
@@ -55,6 +58,7 @@ class EnergyOD(BaseDetector):
             device=self.device,
             random_state=self.random_state,
             n_jobs=self.n_jobs,
+            verbose=self.verbose,
         ).fit(X)
         self.decision_scores_ = self.decision_function(X)
         self._process_decision_scores()
@@ -62,4 +66,5 @@ class EnergyOD(BaseDetector):
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """The surprise of each row: high is unusual."""
+        check_is_fitted(self, ["detector_"])
         return -self.detector_.score_samples(X)

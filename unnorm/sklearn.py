@@ -33,6 +33,7 @@ from unnorm.types import LogZ
 __all__ = ["EnergyDensity", "EnergyOutlierDetector"]
 
 CHUNK = 2**14
+SAME = 1e-9  # relative: a constant is met within rounding
 COMMON: dict[str, list[Any]] = {
     "device": [StrOptions({"auto", "cpu", "cuda"})],
     "random_state": ["random_state"],
@@ -58,6 +59,11 @@ class _Table(BaseEstimator):
     def _rows(self, X: ArrayLike, sample_weight: ArrayLike | None) -> tuple[np.ndarray, int]:
         """The rows to fit, weights counted, and a seed; constant columns are noted."""
         x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(x.max(0) - x.min(0)).all():
+                raise ValueError(
+                    "Input X contains values too large for dtype('float64'): a column's range is infinite."
+                )
         weights = None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
@@ -66,7 +72,11 @@ class _Table(BaseEstimator):
         rows = weighted(x, weights)
         self.columns_ = Columns.of(rows)
         if not self.columns_.kept.any():
-            raise ValueError(f"All {rows.shape[1]} columns are constant (n_samples={len(rows)}): they have no density.")
+            why = "" if weights is None else ", with nearly all of the sample weights on equal rows"
+            raise ValueError(
+                f"All {rows.shape[1]} columns are constant (n_samples={len(x)}){why}: they have no density."
+            )
+        self.constants_ = rows[0].copy()
         self.columns_.warn(getattr(self, "feature_names_in_", None))
         return rows, int(check_random_state(self.random_state).randint(2**31 - 1))
 
@@ -116,7 +126,8 @@ class EnergyDensity(DensityMixin, _Table):
         steps: of training at most; by default from 500 to 3,000 by the number of rows.
         lr: learning rate, falling along a cosine.
         patience: looks at the held-out rows, 25 steps apart, without a new best, after which training ends.
-        max_time: seconds of fitting, about; training ends when half of them are over.
+        max_time: seconds of fitting, about: training and log Z are cut short; choosing the noise is not, and takes
+            seconds where rows and columns are many.
         device: "cpu", "cuda" or "auto".
         random_state: of everything random.
         n_jobs: threads; None leaves torch's own number.
@@ -170,7 +181,6 @@ class EnergyDensity(DensityMixin, _Table):
     def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit to rows; a row of weight two counts as two rows."""
         rows, seed = self._rows(X, sample_weight)
-        self.constants_ = rows[0].copy()
         plan = Plan(
             noise=self.noise,
             bridges=str(self.bridges),
@@ -182,7 +192,7 @@ class EnergyDensity(DensityMixin, _Table):
             seed=seed,
             progress=bool(self.verbose),
         )
-        with _threads(self.n_jobs):
+        with _apart(self.n_jobs):
             same = None if self.columns_.discrete.all() else copies(self.columns_.varying(rows))
             fitted = fit_rows(self.columns_.dequantised(rows, seed), plan, fabric_for(self.device), same)
         self.density_, self.history_, self.diagnostics_ = fitted.density, fitted.history, fitted.diagnostics
@@ -234,6 +244,7 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
     Attributes:
         offset_: what `decision_function` takes from `score_samples`.
         committee_: the three energies and their calibration.
+        rows_: how many rows these were fitted to, weights counted.
         density_, log_z_, noise_, model_: of the learned one, over the columns that vary.
         history_: of its training.
         diagnostics_: how many networks it has, whether its log Z is to be trusted, seconds.
@@ -286,8 +297,9 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
             progress=bool(self.verbose),
         )
         began = time.perf_counter()
-        with _threads(self.n_jobs):
+        with _apart(self.n_jobs):
             self.committee_ = Committee.fit(varying, experts, fabric_for(self.device))
+        self.rows_ = len(rows)
         learned = self.committee_.learned
         self.density_, self.history_ = learned.density, learned.history
         self.offset_ = float(np.quantile(-self.committee_.surprise(varying), self.contamination))
@@ -324,10 +336,15 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         return self._log_prob(x)
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
-        """The mean over the three energies of the log share of training rows that are as unusual; low is unusual."""
+        """The mean over the three energies of the log share of training rows that are as unusual; low is unusual.
+
+        A row with another value in a column that was constant is more unusual than all: there was none among the rows.
+        """
         x = self._read(X)
+        rest = ~self.columns_.kept
+        new = ~np.isclose(x[:, rest], self.constants_[rest], rtol=SAME, atol=0.0)
         with _threads(self.n_jobs):
-            return -self.committee_.surprise(self.columns_.varying(x))
+            return -self.committee_.surprise(self.columns_.varying(x)) - np.log1p(self.rows_) * new.sum(1)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """`score_samples` less `offset_`: below zero is an anomaly."""
@@ -336,6 +353,13 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """-1 for anomalies, 1 for the others."""
         return np.where(self.decision_function(X) < 0, -1, 1)
+
+
+@contextmanager
+def _apart(n_jobs: int | None) -> Iterator[None]:
+    """As many threads as asked for, and torch's global generator as it was: building a network draws from it."""
+    with _threads(n_jobs), torch.random.fork_rng(devices=[]):
+        yield
 
 
 @contextmanager

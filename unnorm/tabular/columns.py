@@ -13,7 +13,7 @@ __all__ = ["Columns", "copies", "weighted"]
 MOST_REPEATED = 20  # times as many rows as there are, at most, to stand for weights
 FINER = 4  # times as many, where weights are no multiples of one of them
 WHOLE = 1e-9
-CELL_POINTS = 16  # a power of two, as Sobol asks for
+CELL_POINTS = 32  # a power of two, as Sobol asks for
 LARGEST_INTEGER = 2.0**40
 SAME = 1e-9  # of a column's range: values closer than this differ by rounding
 OFF_LATTICE = 0.01  # of a step
@@ -88,23 +88,26 @@ class Columns(NamedTuple):
             return np.zeros((1, len(self.kept)))
         places = np.zeros((CELL_POINTS, len(self.kept)))
         columns = np.flatnonzero(self.kept)[self.discrete]
-        places[:, columns] = (Sobol(count, seed=0).random(CELL_POINTS) - 0.5) * self.cells[self.discrete]
+        even = Sobol(count, scramble=False).random(CELL_POINTS) + 0.5 / CELL_POINTS  # of one column, the middles
+        places[:, columns] = (even - 0.5) * self.cells[self.discrete]
         return places
 
 
 def _cell(column: np.ndarray) -> tuple[float, bool]:
     """The width of the cells of a column's values, and whether they lie on a lattice of such steps.
 
-    It is 1 for integers, the step of other values that are evenly spaced and repeated, and 0 for continuous ones.
+    It is the step of integers (mostly 1), that of other values that are evenly spaced and repeated, and 0 for others.
     Values that are repeated and lie on no lattice, as where many are zero and the rest continuous, have a thousandth
     of their range, or their least distance where that is more.
 
     >>> [_cell(np.array(values)) for values in ([3.0, 1.0, 2.0], [0.25, 0.25, 0.5, 0.5, 1.5, 1.5], [0.1, 0.2])]
     [(1.0, True), (0.25, True), (0.0, False)]
+    >>> _cell(np.array([1000.0, 3000.0, 1500.0]))
+    (500.0, True)
     """
     values, counts = np.unique(column, return_counts=True)
     if (values == np.round(values)).all() and np.abs(values[[0, -1]]).max() < LARGEST_INTEGER:
-        return 1.0, True
+        return float(np.gcd.reduce(np.diff(values).astype(np.int64))), True
     gaps, reach = np.diff(values), values[-1] / 2 - values[0] / 2
     gaps = gaps[gaps > SAME * reach]
     repeated = 2 * len(values) <= len(column) or counts.max() > max(LEAST_ATOM, ATOM_SHARE * len(column))
@@ -136,9 +139,11 @@ def _counts(weights: np.ndarray) -> np.ndarray:
     >>> _counts(np.array([0.5, 1.5, 0.0])).tolist(), _counts(np.array([0.7, 1.0, 1.3])).tolist()
     ([1, 3, 0], [3, 4, 5])
     """
-    for multiples in (weights, weights / weights[weights > 0].min()):
+    positive = weights > 0
+    for multiples in (weights, weights / weights[positive].min()):
         whole = np.round(multiples)
-        if np.abs(multiples - whole).max() < WHOLE and whole.sum() <= MOST_REPEATED * len(weights):
+        near = np.abs(multiples - whole).max() < WHOLE and multiples[positive].min() > 0.5
+        if near and whole.sum() <= MOST_REPEATED * len(weights):
             return whole.astype(int)
     ends = np.round(weights.cumsum() * (FINER * len(weights) / weights.sum()))
     return np.diff(ends, prepend=0.0).astype(int)

@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ __all__ = ["FEW_ROWS", "Fitted", "Plan", "fit_rows"]
 FEW_ROWS = 40  # fewer are not divided: the noise alone is the density
 HELD_OUT, MOST_HELD_OUT = 0.2, 5000
 BATCH = 256
+EVALUATIONS, EACH_SECOND, LEAST_EVALUATIONS = 100_000, 20_000, 4_000  # of the model for log Z
+TRAINING, LEAST_SECONDS = 0.6, 0.05  # share of the seconds that are left when the noise is there
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Plan:
         steps: at most.
         lr: learning rate, falling along a cosine.
         patience: looks at the held-out rows, 25 steps apart, without a new best.
-        seconds: for all of it, at most; training ends when half of them are over.
+        seconds: for all of it, about.
         n_importance: draws for log Z.
         seed: of everything random.
         progress: a bar while it trains.
@@ -56,7 +58,7 @@ class Plan:
     seed: int = 0
     progress: bool = False
 
-    def job(self, n: int, width: int, left: float | None) -> Job:
+    def job(self, n: int, width: int) -> Job:
         """For n rows to train on."""
         wide = 64 if n < 1000 else 128 if width <= 100 else 256
         training = Training(
@@ -66,7 +68,6 @@ class Plan:
             schedule="cosine",
             iterate="best",
             patience=self.patience,
-            seconds=left,
             seed=self.seed,
             log_every=25,
         )
@@ -107,10 +108,12 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | No
     data = torch.from_numpy(np.ascontiguousarray(rows))
     validation, train = _divided(data, same, plan.seed + 1)
     transform = Compose([robust_scale(rows), LogTails()])
-    left = None if plan.seconds is None else 0.5 * plan.seconds
-    job = plan.job(len(train), rows.shape[1], left)
+    job = plan.job(len(train), rows.shape[1])
     with _gathered() as said:
         ground = groundwork.laid(job, train, validation, transform, torch.float32, fabric)
+        if plan.seconds is not None:
+            left = max(LEAST_SECONDS, plan.seconds - (time.perf_counter() - began))
+            job = replace(job, training=replace(job.training, seconds=TRAINING * left))
         model = job.build_model(rows.shape[1], ground.noise, ground.alphas)
         _flatten(model)
         history = History([])
@@ -124,7 +127,7 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | No
             data=train,
             held_out=validation,
             n=plan.n_importance,
-            evaluations=100_000,
+            evaluations=_affordable(plan.seconds, began),
             generator=generator,
         ).cpu()
     diagnostics = {
@@ -139,6 +142,14 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | No
     }
     grave = tuple(one for one in said if isinstance(one, HealthWarning | WeightsWarning))
     return Fitted(density.eval(), history, diagnostics, grave)
+
+
+def _affordable(seconds: float | None, began: float) -> int:
+    """Evaluations of the model for log Z."""
+    if seconds is None:
+        return EVALUATIONS
+    left = seconds - (time.perf_counter() - began)
+    return int(np.clip(EACH_SECOND * left, LEAST_EVALUATIONS, EVALUATIONS))
 
 
 def _divided(data: torch.Tensor, same: np.ndarray | None, seed: int) -> tuple[torch.Tensor | None, torch.Tensor]:
