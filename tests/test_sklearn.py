@@ -233,7 +233,34 @@ class TestDensity:
             density.score_samples(frame[["b", "a"]])
         frame["c"] = np.where(frame["a"] > 100, "high", "low")
         encode = ColumnTransformer([("c", OneHotEncoder(), ["c"])], remainder="passthrough")
-        assert np.isfinite(make_pipeline(encode, EnergyDensity(**QUICK)).fit(frame).score_samples(frame)).all()
+        pipeline = make_pipeline(encode, EnergyDensity(**QUICK)).fit(frame)
+        assert np.isfinite(pipeline.score_samples(frame)).all()
+        assert pipeline[-1].categories_.groups == ((0, 1),)
+
+    @pytest.mark.parametrize("count", [2, 3, 6])
+    def test_categories_have_probabilities(self, count):
+        """One column of zeros and ones for each category, as a OneHotEncoder writes them."""
+        rng = np.random.RandomState(0)
+        share = np.arange(count, 0, -1.0) / np.arange(count + 1).sum()
+        x = np.eye(count)[rng.choice(count, 2000, p=share)]
+        density = EnergyDensity(random_state=0).fit(x)
+        found = np.exp(density.score_samples(np.eye(count)))
+        assert found == pytest.approx(x.mean(0), abs=0.03)
+        drawn = density.sample(500, random_state=0)
+        assert (drawn.sum(1) == 1).all()
+        assert set(np.unique(drawn)) == {0.0, 1.0}
+        assert drawn.mean(0) == pytest.approx(x.mean(0), abs=0.1)
+        assert density.score_samples(np.zeros((1, count)))[0] < np.log(found.min()) - 1  # a category never seen
+
+    def test_categories_depend_on_numbers(self):
+        """p(x, c) = p(c) N(x; mean of c, 1)."""
+        rng = np.random.RandomState(0)
+        c = rng.choice(3, 4000, p=[0.5, 0.3, 0.2])
+        means = np.array([-3.0, 0.0, 3.0])
+        x = np.c_[rng.standard_normal(4000) + means[c], np.eye(3)[c]]
+        density = EnergyDensity(random_state=0).fit(x[:3000])
+        exact = np.log(np.array([0.5, 0.3, 0.2]))[c] + stats.norm(means[c]).logpdf(x[:, 0])
+        assert exact[3000:].mean() - density.score(x[3000:]) < 0.1
 
 
 class TestDetector:
@@ -320,7 +347,10 @@ BAD = {
     "no columns": (np.ones((3, 0)), "0 feature"),
     "one axis": (np.ones(5), "Expected 2D array"),
     "equal rows": (np.ones((50, 3)), "All 3 columns are constant"),
-    "an infinite range": (np.array([[-1.7e308, 1.0], [1.7e308, 2.0], [0.0, 3.0]]), "contains values too large for dtype"),
+    "an infinite range": (
+        np.array([[-1.7e308, 1.0], [1.7e308, 2.0], [0.0, 3.0]]),
+        "contains values too large for dtype",
+    ),
     "sparse": (scipy.sparse.csr_matrix(np.eye(5)), "Sparse data was passed"),
 }
 

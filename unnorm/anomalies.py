@@ -132,7 +132,7 @@ def search(
     found = Columns.of(rows) if len(rows) > 1 else None
     names = np.array(table.columns)
     if found is not None and found.kept.any():
-        found.warn(names)  # by name
+        found.warn(names)
         rows, names = found.varying(rows), names[found.kept]
     try:
         detector.fit(rows)

@@ -25,6 +25,7 @@ from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.errors import HealthWarning, WeightsWarning
 from unnorm.noise.fitting import KINDS
+from unnorm.tabular.categories import Categories
 from unnorm.tabular.columns import Columns, copies, weighted
 from unnorm.tabular.committee import Committee, Experts
 from unnorm.tabular.fitting import Plan, fit_rows
@@ -45,6 +46,7 @@ COMMON: dict[str, list[Any]] = {
 class _Table(BaseEstimator):
     """How both estimators read a table, and what a fitted one has."""
 
+    categories_: Categories
     columns_: Columns
     density_: Density
     device: str
@@ -69,7 +71,8 @@ class _Table(BaseEstimator):
             weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
             if weights.sum() <= 0:
                 raise ValueError("The sample weights are all zero: there is nothing to fit.")
-        rows = weighted(x, weights)
+        self.categories_ = self._categories(x)
+        rows = weighted(self.categories_.encoded(x), weights)
         self.columns_ = Columns.of(rows)
         if not self.columns_.kept.any():
             why = "" if weights is None else ", with nearly all of the sample weights on equal rows"
@@ -77,8 +80,13 @@ class _Table(BaseEstimator):
                 f"All {rows.shape[1]} columns are constant (n_samples={len(x)}){why}: they have no density."
             )
         self.constants_ = rows[0].copy()
-        self.columns_.warn(getattr(self, "feature_names_in_", None))
+        names = getattr(self, "feature_names_in_", np.arange(x.shape[1]))
+        self.columns_.warn(names[self.categories_.kept])
         return rows, int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _categories(self, x: np.ndarray) -> Categories:
+        """Groups of columns that are read as one; none, unless an estimator says so."""
+        return Categories((), x.shape[1])
 
     @property
     def log_z_(self) -> LogZ:
@@ -101,7 +109,7 @@ class _Table(BaseEstimator):
     def _read(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
         x: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
-        return x
+        return self.categories_.encoded(x)
 
     def _log_prob(self, x: np.ndarray) -> np.ndarray:
         """Log density of rows of all columns; constant columns have no part."""
@@ -117,7 +125,8 @@ class EnergyDensity(DensityMixin, _Table):
     Columns are scaled by medians and quartiles, with far tails drawn in; a noise is chosen on held-out rows, and a
     network learns how the rows differ from it, as long as held-out rows gain by it. Constant columns are left out with
     a warning; integers, and other values on a lattice, are spread over their cells, so that the density of integers
-    is a probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`.
+    is a probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`: neighbouring columns of
+    which exactly one is 1 in every row are read as one column, the number of the category.
 
     Args:
         noise: "auto", or a kind of `unnorm.noise.fit`.
@@ -139,7 +148,8 @@ class EnergyDensity(DensityMixin, _Table):
         noise_, model_: in the model's units.
         history_: of training.
         diagnostics_: whether log Z is to be trusted, what speaks against it, what was chosen, seconds.
-        columns_: which columns vary, and how wide the cells of their values are.
+        categories_: which columns are read as one.
+        columns_: of what these leave, which columns vary, and how wide the cells of their values are.
 
     >>> x = np.random.RandomState(0).standard_normal((300, 2))
     >>> density = EnergyDensity(random_state=0, noise="gaussian", bridges="none", steps=25).fit(x)
@@ -200,6 +210,9 @@ class EnergyDensity(DensityMixin, _Table):
             warnings.warn(said, stacklevel=3)
         return self
 
+    def _categories(self, x: np.ndarray) -> Categories:
+        return Categories.of(x)
+
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """The normalised log density of each row, in the units of X; of integers, averaged over their cells."""
         x = self._read(X)
@@ -219,7 +232,7 @@ class EnergyDensity(DensityMixin, _Table):
         drawn = self.density_.sample(n_samples, generator=generator).numpy()
         rows = np.tile(self.constants_, (n_samples, 1))
         rows[:, self.columns_.kept] = self.columns_.quantised(drawn)
-        return rows
+        return self.categories_.decoded(rows)
 
 
 class EnergyOutlierDetector(OutlierMixin, _Table):

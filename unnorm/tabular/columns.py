@@ -50,11 +50,11 @@ class Columns(NamedTuple):
         cells, lattice = np.array([width for width, _ in found]), np.array([even for _, even in found], dtype=bool)
         return cls(kept, cells, lattice, varying[0])
 
-    def warn(self, names: np.ndarray | None) -> None:
+    def warn(self, names: np.ndarray) -> None:
         """Say which columns are left out."""
         places = np.flatnonzero(~self.kept)
         if len(places):
-            called = ", ".join(str(place if names is None else names[place]) for place in places[:5])
+            called = ", ".join(str(names[place]) for place in places[:5])
             more = ", ..." if len(places) > 5 else ""
             warnings.warn(
                 f"{len(places)} of {len(self.kept)} columns are constant and are left out: {called}{more}.",
