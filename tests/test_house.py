@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
-    "errors", "names", "types", "streams", "diagnostics", "data", "noise", "models", "samplers", "estimators",
-    "optim", "iterates", "training", "checkpoint", "progress", "health", "train", "replicas", "bridges",
-    "device", "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings",
+    "errors", "names", "types", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
+    "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "train", "replicas", "bridges",
+    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings",
     "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",
     "tabular", "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
 ]  # fmt: skip

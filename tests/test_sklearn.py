@@ -275,6 +275,14 @@ class TestDetector:
         assert ((detector.decision_function(x) < 0) == (detector.predict(x) == -1)).all()
         assert np.isfinite(detector.log_density(x)).all()
 
+    def test_the_wildest_row_is_among_the_first(self):
+        """One value that is wrong by a factor, in a small table."""
+        for seed in range(3):
+            x = np.random.RandomState(seed).standard_normal((200, 3))
+            x[7, seed] = 1e6
+            scores = EnergyOutlierDetector(random_state=0).fit(x).score_samples(x)
+            assert (scores < scores[7]).sum() <= 1
+
     def test_a_group_of_anomalies_is_found(self):
         """They are among the rows it is fitted to, and close to each other."""
         rng = np.random.RandomState(0)

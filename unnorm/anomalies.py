@@ -230,7 +230,8 @@ def _page(found: Found, title: str) -> str:
     lines.append(
         f"{len(found.surprise):,} rows of {len(found.columns)} columns; {int(found.flagged.sum()):,} are called "
         f"anomalies: their surprise is above {found.threshold:.3f}. The surprise is the mean, over three energies, of "
-        "-log of the share of rows that are as unusual; of a usual row it is about 1."
+        "-log of the share of rows that are as unusual, with a little more for how far out a row is; of a usual row it "
+        "is about 1."
     )
     detection = found.detection
     if detection is not None:

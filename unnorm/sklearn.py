@@ -351,7 +351,8 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """The mean over the three energies of the log share of training rows that are as unusual; low is unusual.
 
-        A row with another value in a column that was constant is more unusual than all: there was none among the rows.
+        How far out an energy is takes a little more away, by its logarithm. A row with another value in a column that
+        was constant is more unusual than all: there was none among the rows.
         """
         x = self._read(X)
         rest = ~self.columns_.kept

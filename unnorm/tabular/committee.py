@@ -32,7 +32,7 @@ SHRUNK = 0.1  # of each covariance is taken away
 RIDGE = 1e-4
 COMPONENTS, ROWS_FOR_EACH = 8, 10  # of the mixture at most; rows for each component and column at least
 WIDENED = 1e-2  # what the mixture's variances have more, in those of the scaled columns
-TIE = 1e-3
+FAR = 0.3  # what a surprise has more for each e-fold of an energy's distance from the mean, in deviations
 DRAWS = 20_000  # for log Z
 EVALUATIONS, NARROW = 150_000, 64  # of the model by chains, for tables of so many columns; fewer for wider ones
 TRIM, TRIM_ROUNDS = 0.05, 3  # of the rows: the farthest out are not learned from
@@ -66,11 +66,11 @@ class Tails(NamedTuple):
 class Calibration(NamedTuple):
     """From an energy to a surprise: -log of the share of training rows whose energy is at least as high.
 
-    Between the energies of two rows it is linear. Beyond all of them the share is the least there is, and a little of
-    how far it is keeps the order.
+    Between the energies of two rows it is linear, and beyond all of them the share is the least there is. How far an
+    energy is from the mean adds to it, slowly: of rows that are all rare the wildest comes first.
 
     >>> Calibration.fit(np.arange(9.0)).surprise(np.array([-1.0, 4.0, 8.0, 100.0])).round(2).tolist()
-    [0.0, 0.51, 1.61, 1.61]
+    [0.0, 0.51, 1.98, 2.9]
     """
 
     energies: np.ndarray
@@ -89,7 +89,7 @@ class Calibration(NamedTuple):
     def surprise(self, energies: np.ndarray) -> np.ndarray:
         bounded = _bounded(energies)
         far = np.maximum(bounded - self.mean, 0) / self.deviation
-        return np.interp(bounded, self.energies, self.surprises) + TIE * np.arcsinh(far)
+        return np.interp(bounded, self.energies, self.surprises) + FAR * np.arcsinh(far)
 
 
 @dataclass(frozen=True)
