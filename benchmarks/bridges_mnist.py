@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unnorm import Bridged, Noise, ResNet, Seen, Telescope, Training, fit
-from unnorm.data import Compose, Dequantize, Transform, mnist
+from unnorm.data import Compose, Dequantize, ImageRows, Transform, mnist
 from unnorm.device import fabric_for
 from unnorm.estimators import MECO, NCE, Contrastive
 from unnorm.metrics import BitsPerDim, bits_per_dim
@@ -36,20 +36,6 @@ BASES: dict[str, type[Contrastive]] = {"meco": MECO, "nce": NCE}
 PAPER = {"meco": 1.394, "nce": 1.457}  # bits per dimension, the paper's Table 5
 EDGES = torch.arange(257) / 256
 MORE = 50
-
-
-class Images:
-    """Integers in, the model's coordinates out, dequantised at each reading, on the device."""
-
-    def __init__(self, images: Tensor, transform: Transform, generator: torch.Generator):
-        self.images, self.transform, self.generator = images, transform, generator
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: Tensor, /) -> Tensor:
-        rows = self.images[index.to(self.images.device)]
-        return self.transform(rows, generator=self.generator)[0].float()
 
 
 def coordinates(train: Tensor, device: torch.device) -> tuple[Compose, Noise, Transform]:
@@ -129,7 +115,7 @@ def main() -> bool:
         history = fit(
             model,
             estimator,
-            Images(train.to(device), transform, generator),
+            ImageRows(train, transform, device, generator),
             training,
             fabric=fabric,
             folder=options.folder,
@@ -152,7 +138,9 @@ def main() -> bool:
     began = time.perf_counter()
     schedule = plan(model, noise, n_betas=options.betas, generator=generator)
     print(f"pilot: {len(schedule)} temperatures, length {schedule.length:.1f}, {time.perf_counter() - began:.0f} s")
-    held_out = Images(images, transform, generator)[torch.arange(0, len(images), max(1, len(images) // options.chains))]
+    held_out = ImageRows(images, transform, device, generator)[
+        torch.arange(0, len(images), max(1, len(images) // options.chains))
+    ]
     forward = ais(model, noise, n_chains=options.chains, schedule=schedule, generator=generator)
     sheet(options.folder / "samples.png", transform, settled(model, forward))
     print(f"from the noise: log Z {forward.log_z}, {time.perf_counter() - began:.0f} s", flush=True)

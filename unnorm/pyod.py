@@ -49,17 +49,7 @@ class EnergyOD(BaseDetector):
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to rows; labels are never looked at."""
         self._set_n_classes(y)
-        self.detector_ = EnergyOutlierDetector(
-            contamination=self.contamination,
-            experts=self.experts,
-            hidden=self.hidden,
-            steps=self.steps,
-            max_time=self.max_time,
-            device=self.device,
-            random_state=self.random_state,
-            n_jobs=self.n_jobs,
-            verbose=self.verbose,
-        ).fit(X)
+        self.detector_ = EnergyOutlierDetector(**self.get_params(deep=False)).fit(X)
         self.decision_scores_ = self.decision_function(X)
         self._process_decision_scores()
         return self

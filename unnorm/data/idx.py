@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unnorm.data.published import read_bytes
 from unnorm.errors import DataError
 
 __all__ = ["parsed_idx", "read_idx"]
@@ -29,11 +30,7 @@ def read_idx(path: Path | str) -> Tensor:
     tensor([  5, 250], dtype=torch.uint8)
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"Cannot read '{path}': {problem.strerror}.") from problem
-    return parsed_idx(content, path.name)
+    return parsed_idx(read_bytes(path), path.name)
 
 
 def parsed_idx(content: bytes, name: str) -> Tensor:

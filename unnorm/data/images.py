@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unnorm.data.formats import cifar_archive, cifar_records, folder_of_images, packed, svhn_matrix
 from unnorm.data.idx import parsed_idx, read_idx
-from unnorm.data.published import Published, home, verified
+from unnorm.data.published import Published, home, read_bytes, verified
 from unnorm.data.transforms import Dequantize, Transform
 from unnorm.errors import DataError, InvalidValue
 from unnorm.names import choose
@@ -182,7 +182,7 @@ def mnist(root: Path | str | None = None, *, train: bool = True, download: bool 
         train: which of the two sets.
         download: fetch what is missing into `root`; needs `unnorm[download]`. Nothing is fetched without it.
     """
-    folder = home(root, "mnist") if root is not None else home(root, "mnist") / "mnist"
+    folder = home(None, "mnist") / "mnist" if root is None else Path(root)
     return _idx(folder, "train" if train else "test", MNIST_SOURCE, MNIST_MD5, download)
 
 
@@ -238,16 +238,16 @@ def _cifar(
     download: bool,
 ) -> LabelledImages:
     """Of the records' files, of the archive, or packed; by the md5 of the records in each case. `label` is its byte."""
-    if (folder / within).is_dir() and not (folder / archive.name).is_file():
-        parts = [Published(name, "", md5).read(folder / within, False) for name, md5 in files.items()]
-    elif all(half.is_file() for half in halves) and not (folder / archive.name).is_file():
+    if (folder / archive.name).is_file() or not ((folder / within).is_dir() or all(half.is_file() for half in halves)):
+        parts = cifar_archive(archive.read(folder, download), [f"{within}/{name}" for name in files])
+    elif (folder / within).is_dir():
+        parts = [read_bytes(folder / within / name) for name in files]
+    else:
         content = b"".join(packed(half).records() for half in halves)
         size = len(content) // len(files)
         parts = [content[size * place : size * (place + 1)] for place in range(len(files))]
-        parts = [verified(own, name, md5) for own, (name, md5) in zip(parts, files.items(), strict=True)]
-    else:
-        parts = cifar_archive(archive.read(folder, download), [f"{within}/{name}" for name in files])
-        parts = [verified(own, name, md5) for own, (name, md5) in zip(parts, files.items(), strict=True)]
+    for own, (name, md5) in zip(parts, files.items(), strict=True):
+        verified(own, name, md5)
     images, labels = cifar_records(b"".join(parts), label + 1)
     return LabelledImages(images, labels[:, label].contiguous())
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from unnorm.errors import DataError, InvalidValue
 
-__all__ = ["Published", "home", "verified"]
+__all__ = ["Published", "home", "read_bytes", "verified"]
 
 
 class Published(NamedTuple):
@@ -22,7 +22,7 @@ class Published(NamedTuple):
         """Its bytes from the folder, checked; fetched before with `download` where it is missing."""
         if not (folder / self.name).is_file():
             self._fetch(folder, download)
-        return verified((folder / self.name).read_bytes(), self.name, self.md5)
+        return verified(read_bytes(folder / self.name), self.name, self.md5)
 
     def _fetch(self, folder: Path, download: bool) -> None:
         if not download:
@@ -32,6 +32,14 @@ class Published(NamedTuple):
         except ImportError:
             raise InvalidValue("Downloading needs pooch: install unnorm[download].") from None
         pooch.retrieve(self.source + self.name, known_hash=f"md5:{self.md5}", fname=self.name, path=folder)
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file, or why it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise DataError(f"Cannot read '{path}': {problem.strerror}.") from problem
 
 
 def verified(content: bytes, name: str, md5: str) -> bytes:
