@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import nn
 
@@ -119,7 +120,7 @@ class Committee:
         components = int(np.clip(len(rows) // (ROWS_FOR_EACH * rows.shape[1]), 1, COMPONENTS))
         mixture = GaussianMixture(components, reg_covar=WIDENED, max_iter=50, random_state=experts.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fifty rounds are enough for a part of a committee
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fifty rounds are enough for a part of a committee
             mixture.fit(usual)
         found = cls(Tails.fit(rows), scale, mixture, experts.density(usual, scale, fabric))
         calibrations = tuple(Calibration.fit(own) for own in found.energies(rows))

@@ -203,11 +203,15 @@ def _flatten(model: nn.Module) -> None:
 
 @contextmanager
 def _gathered() -> Iterator[list[Warning]]:
-    """What the parts warn of: a person with a table reads it in one place."""
+    """What the parts warn of: a person with a table reads it in one place. Others' warnings go on their way."""
     said: list[Warning] = []
+    ours = (HealthWarning, ShrinkageWarning, WeightsWarning)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        for kind in (HealthWarning, ShrinkageWarning, WeightsWarning):
+        for kind in ours:
             warnings.simplefilter("always", kind)
         yield said
-    said.extend(one.message for one in caught if isinstance(one.message, Warning))
+    for one in caught:
+        if isinstance(one.message, ours):
+            said.append(one.message)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
