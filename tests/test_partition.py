@@ -38,8 +38,9 @@ from unnorm.partition import (
 from unnorm.partition.annealed import _resample, estimate, stuck
 from unnorm.partition.bridge import unseen
 from unnorm.partition.grid import evaluate, mass_outside, resolutions, summary
-from unnorm.partition.path import FEWEST, MOST, Annealed, Tempered, _next_beta, conditional_ess, resampled
+from unnorm.partition.path import FEWEST, MOST, _next_beta, conditional_ess, resampled
 from unnorm.partition.probes import RAYS
+from unnorm.partition.routes import Annealed, Geometric, Tempered, picked
 from unnorm.partition.weights import RAREST, Weights
 from unnorm.samplers import HMC, MALA
 from unnorm.types import LogZ
@@ -388,7 +389,7 @@ class TestPath:
 
     def test_pick(self):
         here = Tempered(lopsided, gaussian_of(3), 0.5).position(randn(5, 3))
-        for found, expected in zip(here.pick(torch.tensor([3, 3, 0])), here, strict=True):
+        for found, expected in zip(picked(here, torch.tensor([3, 3, 0])), here, strict=True):
             assert torch.equal(found, expected[[3, 3, 0]])
 
     def test_a_uniform_noise_has_score_zero(self):
@@ -668,11 +669,15 @@ class TestResampling:
             v = np.exp(change * (log_w.numpy() - log_w.numpy().max()))
             return v.mean() ** 2 / np.square(v).mean() - 0.85
 
+        def next_beta(log_w):
+            way = Geometric(lambda x: x[:, 0], gaussian_of(1))
+            return _next_beta(way, Annealed(log_w, log_w, log_w, log_w, log_w), beta)
+
         expected = beta + optimize.brentq(left, 0, 1 - beta)
-        assert _next_beta(log_w, beta) == pytest.approx(expected, rel=1e-6)
-        assert _next_beta(0.01 * log_w, beta) == 1
+        assert next_beta(log_w) == pytest.approx(expected, rel=1e-6)
+        assert next_beta(0.01 * log_w) == 1
         dead = torch.cat([log_w, torch.full((900,), -INF, dtype=F64)])
-        assert _next_beta(dead, beta) == pytest.approx(expected, rel=1e-6)
+        assert next_beta(dead) == pytest.approx(expected, rel=1e-6)
 
 
 class TestPlan:

@@ -17,7 +17,7 @@ from unnorm.models import MLP, Bridged, Quadratic, Tilted
 from unnorm.models.tilted import log_weight, tilt_of
 from unnorm.noise import Gaussian, from_distribution
 from unnorm.partition import ais, importance
-from unnorm.partition.path import Tempered
+from unnorm.partition.routes import Tempered
 from unnorm.samplers import HMC, run
 
 close = {"rtol": 1e-11, "atol": 1e-11}

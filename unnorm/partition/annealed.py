@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.importance import at_least
-from unnorm.partition.path import Annealed, Schedule, Tempered, plan, resampled
+from unnorm.partition.path import Schedule, plan, resampled
+from unnorm.partition.routes import picked, route
 from unnorm.partition.weights import Weights
 from unnorm.progress import Progress
 from unnorm.samplers.base import frozen
@@ -51,12 +52,13 @@ def ais(
     betas: str | Sequence[float] = "adaptive",
     n_betas: int | None = None,
     transition: str = "hmc",
+    path: str = "geometric",
     schedule: Schedule | None = None,
     resample: bool = False,
     generator: torch.Generator | None = None,
     progress: bool | None = False,
 ) -> Annealing:
-    """Annealed importance sampling (Neal 2001) along q^(1 - beta) p~^beta.
+    """Annealed importance sampling (Neal 2001) along q^(1 - beta) p~^beta, or over the waymarks of a bridged model.
 
     The estimate of Z is unbiased, so that of log Z tends to lie below. A pilot finds temperatures and transitions
     (`plan`), which then are fixed: the weights are exact, and those of different chains independent.
@@ -68,7 +70,9 @@ def ais(
         betas: "adaptive" (constant conditional effective sample size), "geometric", or a list from 0 to 1.
         n_betas: how many temperatures; when None the pilot chooses (geometric: 100).
         transition: "hmc", or "mala".
-        schedule: from `plan` or an earlier run, in the place of a pilot and the three options before.
+        path: "geometric", or "bridges" for a `Bridged` model: its heads one after the other, those next to the noise
+            first.
+        schedule: from `plan` or an earlier run, in the place of a pilot and the four options before.
         resample: sequential Monte Carlo: 32 populations, each resampled when half of it is left; the error is from
             the spread of the populations (Del Moral, Doucet, Jasra 2006), and so is khat: it is fitted to the weights
             of these 32. `n_chains` must be a multiple of 32.
@@ -89,19 +93,22 @@ def ais(
         )
     with frozen(model) as target, torch.no_grad():
         if schedule is None:
-            schedule = plan(target, noise, betas=betas, n_betas=n_betas, transition=transition, generator=generator)
-        state = Tempered(target, noise, 0.0).position(noise.sample(n_chains, generator=generator))
+            schedule = plan(
+                target, noise, betas=betas, n_betas=n_betas, transition=transition, path=path, generator=generator
+            )
+        way = route(schedule.path, target, noise)
+        state = way.at(0.0).position(noise.sample(n_chains, generator=generator))
         log_w = torch.zeros(n_chains, dtype=torch.float64, device=state.x.device)
         gained = torch.zeros(GROUPS, dtype=torch.float64, device=state.x.device)
         acceptance = []
         with _bar(len(schedule), progress) as show:
             for k, sampler in enumerate(schedule.samplers, 1):
-                change = schedule.betas[k] - schedule.betas[k - 1]
-                log_w = log_w + change * state.log_w.double()
-                state = state.hotter(change)
+                low, high = schedule.betas[k - 1], schedule.betas[k]
+                log_w = log_w + way.gain(state, low, high)
+                state = way.move(state, low, high)
                 if resample:
                     state, log_w, gained = _resample(state, log_w, gained, generator)
-                state, info = sampler.step(state, Tempered(target, noise, schedule.betas[k]), generator=generator)
+                state, info = sampler.step(state, way.at(high), generator=generator)
                 acceptance.append(info.acceptance.mean())
                 show(k, log_w)
     accepted = tuple(torch.stack(acceptance).tolist())
@@ -122,6 +129,7 @@ def reverse_ais(
     betas: str | Sequence[float] = "adaptive",
     n_betas: int | None = None,
     transition: str = "hmc",
+    path: str = "geometric",
     schedule: Schedule | None = None,
     settle: int = 0,
     generator: torch.Generator | None = None,
@@ -138,7 +146,8 @@ def reverse_ais(
         noise: q, where the chains end.
         x: where they begin, (n_chains, *event).
         settle: transitions of the model before the first weight.
-        betas, n_betas, transition, schedule, generator, progress: as for `ais`; use one schedule for both directions.
+        betas, n_betas, transition, path, schedule, generator, progress: as for `ais`; use one schedule for both
+            directions.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> x = torch.randn(256, 2, generator=torch.Generator().manual_seed(1))
@@ -153,20 +162,23 @@ def reverse_ais(
         raise InvalidValue(f"The samples must have shape (n, {event_of(noise)}), n >= 2. Got {tuple(x.shape)}.")
     with frozen(model) as target, torch.no_grad():
         if schedule is None:
-            schedule = plan(target, noise, betas=betas, n_betas=n_betas, transition=transition, generator=generator)
-        state = Tempered(target, noise, 1.0).position(x)
+            schedule = plan(
+                target, noise, betas=betas, n_betas=n_betas, transition=transition, path=path, generator=generator
+            )
+        way = route(schedule.path, target, noise)
+        state = way.at(1.0).position(x)
         if not bool(torch.isfinite(state.log_p).all()):
             raise InvalidValue("The model's log density is not finite at some of the samples.")
         for _ in range(settle):
-            state, _ = schedule.samplers[-1].step(state, Tempered(target, noise, 1.0), generator=generator)
+            state, _ = schedule.samplers[-1].step(state, way.at(1.0), generator=generator)
         log_w = torch.zeros(len(x), dtype=torch.float64, device=state.x.device)
         acceptance = []
         with _bar(len(schedule), progress) as show:
             for k in range(len(schedule), 0, -1):
                 beta, below = schedule.betas[k], schedule.betas[k - 1]
-                state, info = schedule.samplers[k - 1].step(state, Tempered(target, noise, beta), generator=generator)
-                log_w = log_w + (beta - below) * state.log_w.double()
-                state = state.hotter(below - beta)
+                state, info = schedule.samplers[k - 1].step(state, way.at(beta), generator=generator)
+                log_w = log_w + way.gain(state, below, beta)
+                state = way.move(state, beta, below)
                 acceptance.append(info.acceptance.mean())
                 show(len(schedule) - k + 1, log_w)
     accepted = tuple(reversed(torch.stack(acceptance).tolist()))
@@ -198,7 +210,7 @@ def stuck(run: Annealing, model: LogDensity, noise: Noise, *, generator: torch.G
     been missed altogether.
     """
     with frozen(model) as target, torch.no_grad():
-        density = Tempered(target, noise, 1.0)
+        density = route("geometric", target, noise).at(1.0)
         state = density.position(run.x[resampled(run.log_w, generator=generator)][:STUCK_CHAINS])
         acceptance = torch.zeros_like(state.log_p)
         for _ in range(STUCK_STEPS):
@@ -208,8 +220,8 @@ def stuck(run: Annealing, model: LogDensity, noise: Noise, *, generator: torch.G
 
 
 def _resample(
-    state: Annealed, log_w: Tensor, gained: Tensor, generator: torch.Generator | None
-) -> tuple[Annealed, Tensor, Tensor]:
+    state: Any, log_w: Tensor, gained: Tensor, generator: torch.Generator | None
+) -> tuple[Any, Tensor, Tensor]:
     """Each population whose weights have worn down is resampled; what they amounted to goes into `gained`."""
     grouped = log_w.view(GROUPS, -1)
     size = grouped.shape[1]
@@ -219,7 +231,7 @@ def _resample(
     index = (index + size * torch.arange(GROUPS, device=log_w.device)[:, None]).flatten()
     gained = torch.where(worn, gained + log_mean_exp(grouped), gained)
     log_w = torch.where(worn[:, None], 0.0, grouped).flatten()
-    return state.pick(index), log_w, gained
+    return picked(state, index), log_w, gained
 
 
 @contextmanager

@@ -62,6 +62,7 @@ def bracket(
     betas: str | Sequence[float] = "adaptive",
     n_betas: int | None = None,
     transition: str = "hmc",
+    path: str = "geometric",
     schedule: Schedule | None = None,
     forward: Annealing | None = None,
     settle: int = 0,
@@ -78,7 +79,7 @@ def bracket(
         n_chains: in each direction.
         forward: a run of `ais`, without resampling, to use again; its schedule is used too.
         settle: transitions of the model that the samples make first, where they are not quite the model's.
-        betas, n_betas, transition, schedule, generator, progress: as for `ais`.
+        betas, n_betas, transition, path, schedule, generator, progress: as for `ais`.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> x = torch.randn(128, 2, generator=torch.Generator().manual_seed(1))
@@ -94,6 +95,7 @@ def bracket(
             betas=betas,
             n_betas=n_betas,
             transition=transition,
+            path=path,
             schedule=schedule,
             generator=generator,
             progress=progress,

@@ -1,4 +1,4 @@
-"""The geometric path from the noise to the model, and the transitions found for it by a pilot."""
+"""The temperatures of a path from the noise to the model, and the transitions found for it by a pilot."""
 
 import bisect
 import math
@@ -6,22 +6,22 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue, ShrinkageWarning
-from unnorm.models.tilted import log_weight, tilt_of
 from unnorm.names import choose
 from unnorm.noise.base import Noise
 from unnorm.noise.gaussian import Gaussian
+from unnorm.partition.routes import Route, picked, route
 from unnorm.samplers import HMC
 from unnorm.samplers.adaptation import first_step_size
 from unnorm.samplers.base import Located
-from unnorm.types import LogDensity, log_density
+from unnorm.types import LogDensity
 
-__all__ = ["Annealed", "Schedule", "Tempered", "conditional_ess", "geometric", "plan", "resampled"]
+__all__ = ["Schedule", "conditional_ess", "geometric", "plan", "resampled"]
 
 WIDEST = 512  # coordinates up to which trajectories follow the chains' full covariance
 PILOT_CHAINS, MOST_PILOT_CHAINS = 256, 1024
@@ -34,63 +34,6 @@ FEWEST, MOST = 16, 4000  # temperatures chosen by the pilot
 TRANSITIONS = {"hmc": (None, 0.2, 0.8), "mala": (1, 0.0, 0.574)}
 
 
-class Annealed(NamedTuple):
-    """Chains on the path: log density and score at their temperature, log_w = log p~ - log q, and its gradient.
-
-    Both ends are known where a chain stands, so that a new temperature costs no evaluation.
-    """
-
-    x: Tensor
-    log_p: Tensor
-    score: Tensor
-    log_w: Tensor
-    score_w: Tensor
-
-    def hotter(self, change: float) -> "Annealed":
-        """The same points where beta is larger by `change`."""
-        return self._replace(log_p=self.log_p + change * self.log_w, score=self.score + change * self.score_w)
-
-    def pick(self, index: Tensor) -> "Annealed":
-        return Annealed._make(field[index] for field in self)
-
-
-class Tempered(Located):
-    """log q(x) + beta log_w(x): the noise at beta = 0, the model at beta = 1.
-
-    >>> from unnorm import Gaussian, Quadratic
-    >>> half = Tempered(Quadratic(1), Gaussian(1), 0.5)
-    >>> half.position(torch.ones(1, 1)).score
-    tensor([[-1.]])
-    """
-
-    def __init__(self, model: LogDensity, noise: Noise, beta: float):
-        self.model, self.noise, self.beta = model, noise, beta
-
-    def __call__(self, x: Tensor) -> Tensor:
-        log_q = self.noise.log_prob(x)
-        return log_q + self.beta * log_weight(self.model, self.noise, x) if self.beta else log_q
-
-    def position(self, x: Tensor) -> Annealed:
-        tilt = tilt_of(self.model, self.noise)
-        log_q, score_q = self.noise.log_prob_and_score(x)
-        log_w, score_w = _value_and_score(self.model if tilt is None else tilt, x)
-        if tilt is None:
-            log_w, score_w = log_w - log_q, score_w - score_q
-        at_noise = Annealed(x.detach(), log_q, score_q, log_w, score_w)
-        return at_noise.hotter(self.beta) if self.beta else at_noise  # where p~ is zero, 0 log_w is not a number
-
-
-def _value_and_score(function: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `log_density_and_score`, but flat densities are allowed: a uniform noise has the score zero."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        value = log_density(function, x)
-        score = None
-        if value.requires_grad:
-            (score,) = torch.autograd.grad(value, x, torch.ones_like(value), allow_unused=True)
-    return value.detach(), torch.zeros_like(x) if score is None else score
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Inverse temperatures from 0 to 1, and the transition at each but the first; fixed, so that weights are exact.
@@ -99,11 +42,13 @@ class Schedule:
         betas: 0 = beta_0 < ... < beta_K = 1.
         samplers: the transitions, one for each of beta_1 ... beta_K.
         lengths: of each step, the integral of the standard deviation of log_w over beta.
+        path: the densities on the way (`unnorm.partition.routes`): "geometric" or "bridges".
     """
 
     betas: tuple[float, ...]
     samplers: tuple[HMC, ...]
     lengths: tuple[float, ...]
+    path: str = "geometric"
 
     def __post_init__(self) -> None:
         check_betas(self.betas)
@@ -135,7 +80,7 @@ class Schedule:
             betas.append(self.betas[stage] + share * (self.betas[stage + 1] - self.betas[stage]))
             samplers.append(self.samplers[stage])
         betas[-1] = 1.0
-        return Schedule(tuple(betas), tuple(samplers), (self.length / n,) * n)
+        return Schedule(tuple(betas), tuple(samplers), (self.length / n,) * n, self.path)
 
     def to_reach(self, variance: float = LOG_W_VARIANCE) -> "Schedule":
         """As many temperatures as should give log weights of this variance, at least 16 and at most 4,000."""
@@ -197,6 +142,7 @@ def plan(
     betas: str | Sequence[float] = "adaptive",
     n_betas: int | None = None,
     transition: str = "hmc",
+    path: str = "geometric",
     n_chains: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Schedule:
@@ -212,6 +158,7 @@ def plan(
         n_betas: how many; when None the pilot chooses so that log weights should have a variance of 0.5
             (geometric: 100).
         transition: "hmc", or "mala", which is HMC with a single leapfrog step.
+        path: "geometric", q^(1 - beta) p~^beta, or "bridges", over the waymarks of a `Bridged` model.
         n_chains: of the pilot; at least four for each coordinate, 256 to 1,024, when None.
         generator: draws everything random.
 
@@ -232,7 +179,8 @@ def plan(
         check_betas(given)
         if n_betas is not None:
             raise InvalidValue("Give either a list of 'betas' or 'n_betas', not both.")
-    found = _pilot(model, noise, given, transition, n_chains, generator)
+    found = _pilot(route(path, model, noise), given, transition, n_chains, generator)
+    found = replace(found, path=path)
     if given is not None:
         return found
     return found.to_reach() if n_betas is None else found.spread(n_betas)
@@ -240,54 +188,53 @@ def plan(
 
 @torch.no_grad()
 def _pilot(
-    model: LogDensity,
-    noise: Noise,
+    way: Route,
     given: Sequence[float] | None,
     transition: str,
     n_chains: int | None,
     generator: torch.Generator | None,
 ) -> Schedule:
     n_leapfrog, jitter, target = choose("transition", transition, TRANSITIONS)
-    x = noise.sample(n_chains or PILOT_CHAINS, generator=generator)
+    x = way.noise.sample(n_chains or PILOT_CHAINS, generator=generator)
     if n_chains is None and 4 * x[0].numel() > len(x):
-        x = noise.sample(min(4 * x[0].numel(), MOST_PILOT_CHAINS), generator=generator)
+        x = way.noise.sample(min(4 * x[0].numel(), MOST_PILOT_CHAINS), generator=generator)
     sampler = HMC(1.0, n_leapfrog, jitter=jitter)
-    state = Tempered(model, noise, 0.0).position(x)
+    state = way.at(0.0).position(x)
     betas, samplers, lengths = [0.0], list[HMC](), list[float]()
     while betas[-1] < 1:
-        beta = _next_beta(state.log_w, betas[-1]) if given is None else given[len(betas)]
-        change, before = beta - betas[-1], _deviation(state.log_w)
-        index = resampled(change * state.log_w.double(), generator=generator)
-        state = state.hotter(change).pick(index)
-        sampler, state = _settle(
-            _shaped(sampler, state.x), state, Tempered(model, noise, beta), target, not samplers, generator
-        )
+        last = betas[-1]
+        beta = _next_beta(way, state, last) if given is None else given[len(betas)]
+        gain = way.gain(state, last, beta)
+        state = way.move(picked(state, resampled(gain, generator=generator)), last, beta)
+        sampler, state = _settle(_shaped(sampler, state.x), state, way.at(beta), target, not samplers, generator)
         betas.append(beta)
         samplers.append(sampler)
-        lengths.append(change * (before + _deviation(state.log_w)) / 2)
+        lengths.append((_deviation(gain) + _deviation(way.gain(state, last, beta))) / 2)
         if len(betas) > MOST_STAGES:
             raise InvalidValue(f"The path needs more than {MOST_STAGES} temperatures: the noise is too far away.")
     return Schedule(tuple(betas), tuple(samplers), tuple(lengths))
 
 
-def _deviation(log_w: Tensor) -> float:
-    alive = log_w[log_w != -math.inf].double()
+def _deviation(gain: Tensor) -> float:
+    alive = gain[gain != -math.inf]
     return float(alive.std()) if len(alive) > 1 else 0.0
 
 
-def _next_beta(log_w: Tensor, beta: float) -> float:
-    """The beta at which a share of `PILOT_ESS` of the chains is left, by bisection; 1 where more would be."""
-    log_w = log_w.double()
-    alive = log_w[log_w != -math.inf]  # where p~ is zero no temperature helps
-    if not torch.isfinite(alive).all() or len(alive) == 0:
+def _next_beta(way: Route, state: Any, beta: float) -> float:
+    """The beta at which a share of `PILOT_ESS` of the chains is left, by bisection; at most the next stop."""
+    stop = way.stop(beta)
+    gain = way.gain(state, beta, stop)
+    alive = gain != -math.inf  # where p~ is zero no temperature helps
+    if not torch.isfinite(gain[alive]).all() or not alive.any():
         raise InvalidValue("The model is not finite at draws of the noise: there is no path to it.")
-    even = torch.zeros_like(alive)
-    low, high = 0.0, 1.0 - beta
-    if conditional_ess(even, high * alive) >= PILOT_ESS:
-        return 1.0
+    # Up to the next stop the way is geometric: a share of the step has that share of the gain.
+    even, gain = torch.zeros_like(gain[alive]), gain[alive] / (stop - beta)
+    low, high = 0.0, stop - beta
+    if conditional_ess(even, high * gain) >= PILOT_ESS:
+        return stop
     for _ in range(40):
         middle = (low + high) / 2
-        enough = bool(conditional_ess(even, middle * alive) >= PILOT_ESS)
+        enough = bool(conditional_ess(even, middle * gain) >= PILOT_ESS)
         low, high = (middle, high) if enough else (low, middle)
     return beta + max(low, 1e-12)
 
@@ -305,8 +252,8 @@ def _shaped(sampler: HMC, x: Tensor) -> HMC:
 
 
 def _settle(
-    sampler: HMC, state: Annealed, target: Tempered, acceptance: float, anew: bool, generator: torch.Generator | None
-) -> tuple[HMC, Annealed]:
+    sampler: HMC, state: Any, target: Located, acceptance: float, anew: bool, generator: torch.Generator | None
+) -> tuple[HMC, Any]:
     """A few transitions, while the step size moves toward the wanted acceptance."""
     step_size = float(sampler.step_size)
     if anew:

@@ -230,8 +230,7 @@ def metropolis(old: Any, new: Any, log_ratio: Tensor, generator: torch.Generator
     log_ratio = torch.where(divergent, -torch.inf, log_ratio)
     draws = uniform((len(log_ratio),), generator=generator, device=old.x.device, dtype=old.x.dtype)
     accept = draws.log() < log_ratio
-    wide = per_event(accept, old.x)
     chosen = type(old)._make(
-        torch.where(accept if ours.dim() == 1 else wide, theirs, ours) for ours, theirs in zip(old, new, strict=True)
+        torch.where(per_event(accept, ours), theirs, ours) for ours, theirs in zip(old, new, strict=True)
     )
     return chosen, Info(chosen.log_p, log_ratio.clamp(max=0).exp(), divergent)
