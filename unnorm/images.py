@@ -1,0 +1,207 @@
+"""Densities of images: coordinates where a noise is round, a residual network with a head for each bridge, log Z."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from unnorm.data.affine import Identity
+from unnorm.data.images import ImageData, ImageRows
+from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform
+from unnorm.density import Density
+from unnorm.device import fabric_for
+from unnorm.estimators import MECO, Contrastive, Telescope
+from unnorm.models import Bridged, ResNet, Seen
+from unnorm.names import choose, options_of
+from unnorm.noise import Copula, Gaussian, ImageFlow, Noise
+from unnorm.train import fit
+from unnorm.training import Training
+
+__all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "scalar"]
+
+ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
+BRIDGES = 24
+TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where the noise of a set of images is a standard normal, and how a network looks at these places.
+
+    Attributes:
+        transform: from bytes to there; it begins with `Dequantize`.
+        noise: as it is there.
+        seen: from what a network is to see to there.
+    """
+
+    transform: Compose
+    noise: Noise
+    seen: Transform
+
+    def to(self, device: torch.device | str) -> "Coordinates":
+        return Coordinates(self.transform.to(device), self.noise.to(device), self.seen.to(device))
+
+    def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0) -> ImageRows:
+        """Bytes as rows there, dequantised anew at each reading by numbers of this seed."""
+        return ImageRows(images, self.transform, device, torch.Generator(device).manual_seed(seed))
+
+
+def coordinates(
+    data: ImageData,
+    kind: str = "copula",
+    *,
+    fabric: Fabric | None = None,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Coordinates:
+    """Fit a noise to the training images, and go to its own coordinates.
+
+    Args:
+        data: the set.
+        kind: "gaussian", of full covariance in the space of logits (alpha 1e-6); "copula", Gaussian, of pixels with the
+            distribution functions they have; or "flow" (`ImageFlow`).
+        fabric: where a flow is trained; the CPU when None.
+        generator: draws the places within the bytes' cells, and a flow's training; seed 0 when None.
+        options: of the flow's `fit`.
+
+    >>> from unnorm.data import image_data
+    >>> found = coordinates(image_data("digits"), "gaussian")
+    >>> z = found.transform(image_data("digits").test.images)[0]
+    >>> z.shape, bool((z.std() - 1).abs() < 0.1)
+    (torch.Size([300, 1, 8, 8]), True)
+    """
+    make = choose("noise for images", kind, COORDINATES)
+    generator = generator or torch.Generator().manual_seed(0)
+    with options_of(f"noise '{kind}' for images"):
+        return make(data, fabric, generator, **options)
+
+
+def _gaussian(data: ImageData, fabric: Fabric | None, generator: torch.Generator) -> Coordinates:
+    logits = Compose([Dequantize(data.levels), Logit(ALPHA)])
+    rows = data.rows("train", logits, generator=generator, dtype=torch.float64)
+    fitted = Gaussian.fit(rows)
+    whiten, noise = fitted.coordinates()
+    some = rows[torch.arange(0, len(rows), max(1, len(rows) // 1000))]
+    seen = Compose([scalar(data.event, float(some.mean()), float(some.std())), whiten])
+    return Coordinates(Compose([Dequantize(data.levels), Logit(ALPHA), whiten]), noise, seen)
+
+
+def _copula(data: ImageData, fabric: Fabric | None, generator: torch.Generator) -> Coordinates:
+    rows = data.rows("train", generator=generator, dtype=torch.float64)
+    fitted = Copula.fit(rows[torch.arange(len(rows))], torch.arange(data.levels + 1) / data.levels)
+    whiten, noise = fitted.base.coordinates()
+    return Coordinates(Compose([Dequantize(data.levels), fitted.transform, whiten]), noise, whiten)
+
+
+def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **options: Any) -> Coordinates:
+    device = fabric.device if fabric is not None else torch.device("cpu")
+    own = torch.Generator(device).manual_seed(0)
+    train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
+    fitted = ImageFlow.fit(
+        train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options
+    )
+    way, noise = fitted.coordinates()
+    return Coordinates(Compose([Dequantize(data.levels), way]), noise, Identity())
+
+
+COORDINATES: Mapping[str, Callable[..., Coordinates]] = {"gaussian": _gaussian, "copula": _copula, "flow": _flow}
+
+
+def scalar(event: Sequence[int], loc: float, scale: float) -> Standardize:
+    """z = loc + scale x, the same for all pixels: convolutions see all places alike.
+
+    >>> scalar((1, 2, 2), 3.0, 2.0)(torch.ones(1, 1, 2, 2))[0].mean()
+    tensor(5.)
+    """
+    found = Standardize(tuple(event))
+    found.loc.fill_(-loc / scale)
+    found.scale.fill_(1 / scale)
+    return found
+
+
+def bridged(
+    where: Coordinates, event: Sequence[int], bridges: int = BRIDGES, *, seed: int = 0, **options: Any
+) -> Bridged:
+    """The noise, tilted by a residual network with a head for each bridge.
+
+    Args:
+        where: the coordinates it lives in.
+        event: the shape of one image.
+        bridges: how many.
+        seed: of the weights.
+        options: of `ResNet`.
+    """
+    net = ResNet(event, outputs=bridges, generator=torch.Generator().manual_seed(seed), **options)
+    return Bridged(where.noise, net if isinstance(where.seen, Identity) else Seen(where.seen, net))
+
+
+def fast(model: Bridged, device: torch.device) -> Bridged:
+    """On a GPU: channels last, and the network compiled; elsewhere as it is."""
+    model = model.to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.net.compile()
+    return model
+
+
+def fit_images(
+    data: ImageData,
+    noise: str | Coordinates = "copula",
+    training: Training = TRAINING,
+    *,
+    bridges: int = BRIDGES,
+    base: type[Contrastive] = MECO,
+    fabric: Fabric | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    evaluations: int = 1_000_000,
+    **options: Any,
+) -> Density:
+    """A normalised density of images: bridges from a noise, and log Z by annealed chains from both ends.
+
+    Args:
+        data: the set; the chains back from the data begin at its validation images.
+        noise: as of `coordinates`, or coordinates that were found before.
+        training: how to train.
+        bridges: how many.
+        base: what learns each ratio.
+        fabric: device and precision; the CPU when None.
+        folder, resume, progress: as of `fit`: a killed run goes on from its checkpoint.
+        evaluations: of the model's score at most, to find log Z.
+        options: of `ResNet`: widths, blocks, features, ...
+
+    >>> from unnorm.data import image_data
+    >>> few = Training(steps=3, batch=16)
+    >>> found = fit_images(image_data("digits"), "gaussian", few, bridges=2, widths=(4,), blocks=1, features=4,
+    ...                    evaluations=20_000)
+    >>> found.log_prob(image_data("digits").test.images[:5], generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([5])
+    """
+    fabric = fabric or fabric_for("cpu")
+    where = coordinates(data, noise, fabric=fabric) if isinstance(noise, str) else noise
+    where = where.to(fabric.device)
+    model = fast(bridged(where, data.event, bridges, seed=training.seed, **options), fabric.device)
+    fit(
+        model,
+        Telescope(where.noise, bridges, base),
+        where.rows(data.train.images, fabric.device, training.seed),
+        training,
+        fabric=fabric,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+    )
+    return Density.normalise(
+        model,
+        where.noise,
+        where.transform,
+        held_out=data.validation.images,
+        evaluations=evaluations,
+        generator=torch.Generator(fabric.device).manual_seed(training.seed),
+        progress=progress,
+    )
