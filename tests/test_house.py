@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = [
     "errors", "names", "types", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
     "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "train", "replicas", "bridges",
-    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "settings",
+    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "images", "settings",
     "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",
     "tabular", "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
 ]  # fmt: skip

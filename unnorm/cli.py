@@ -254,7 +254,9 @@ def score(
 def sample(
     model: ModelFolder,
     n: Annotated[int, typer.Option("-n", "--n", help="How many points.")] = 1000,
-    out: Annotated[Path | None, typer.Option(help="Write the points to this .csv or .npy file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the points to this .csv or .npy file; images also to a .png sheet.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     seed: Seed = 0,
     as_json: JsonFlag = False,
@@ -268,7 +270,8 @@ def sample(
     density = Density.load(model)
     if not 0 <= seed < 2**62:
         raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
-    draws = density.draws(n, generator=torch.Generator().manual_seed(seed))
+    _check_output(out, force, (".csv", ".npy", ".png") if len(density.event) == 3 else (".csv", ".npy"))
+    draws = density.draws(n, generator=torch.Generator().manual_seed(seed), progress=False if as_json else None)
     points = draws.x.flatten(1).numpy()
     config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]
@@ -284,7 +287,9 @@ def sample(
         print_json({"n": n, "columns": names, **facts, "samples": points.tolist()})
     elif out is None:
         _write_csv(sys.stdout, points, names)
-    if out is not None:
+    if out is not None and out.suffix == ".png":
+        _write_sheet(out, density, draws.x)
+    elif out is not None:
         _write_table(out, points[:, order] if out.suffix == ".npy" else points, names, force)
     if not as_json:
         typer.echo(draws.line(), err=True)
@@ -410,13 +415,27 @@ def _default_iterate(data: str, estimator: str) -> str:
     return "last" if data in TOYS or estimator in ("sm", "ssm", "dsm", "cnce") else "best"
 
 
+def _check_output(path: Path | None, force: bool, kinds: tuple[str, ...]) -> None:
+    if path is not None and path.exists() and not force:
+        raise InvalidValue(f"'{path}' exists. Use --force to replace it.")
+    if path is not None and path.suffix not in kinds:
+        raise InvalidValue(f"The output must be a {', '.join(kinds[:-1])} or {kinds[-1]} file. Got '{path}'.")
+
+
+def _write_sheet(path: Path, density: Any, images: Any) -> None:
+    from unnorm.data.transforms import levels_of
+    from unnorm.plots import sheet
+
+    try:
+        sheet(path, images, levels=levels_of(density.transform) or 256)
+    except OSError as problem:
+        raise InvalidValue(f"'{path}' cannot be written: {problem.strerror}.") from problem
+
+
 def _write_table(path: Path, values: Any, columns: list[str], force: bool) -> None:
     import numpy as np
 
-    if path.exists() and not force:
-        raise InvalidValue(f"'{path}' exists. Use --force to replace it.")
-    if path.suffix not in (".csv", ".npy"):
-        raise InvalidValue(f"The output must be a .csv or .npy file. Got '{path}'.")
+    _check_output(path, force, (".csv", ".npy"))
     try:
         if path.suffix == ".npy":
             np.save(path, values)

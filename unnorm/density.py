@@ -14,7 +14,7 @@ from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks, spread
 from unnorm.data.transforms import Standardize, Transform
 from unnorm.diagnostics import KHAT_LIMIT, LEAST_ESS, R_HAT_LIMIT, NoiseReport, noise_report, pareto_khat
-from unnorm.draws import STARTS, Draws, by_hmc
+from unnorm.draws import STARTS, Draws, by_annealing, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
@@ -30,6 +30,7 @@ __all__ = ["Density"]
 MOST_DRAWN = 2**21  # numbers of noise draws held at once while resampling
 SPARE = 10  # effective draws for each that is chosen, so that choosing hardly favours the heavy ones
 ANNEALED = 512
+IMAGE = 3  # axes of an event
 
 
 class Density(nn.Module):
@@ -145,7 +146,7 @@ class Density(nn.Module):
             return None
         picked = held_out[spread(len(held_out), MOST_DATA)].to(self._like().device).double()
         with torch.no_grad():
-            return self.transform(picked)[0].to(self._like().dtype)
+            return self.transform(picked, generator=own_generator(self.noise))[0].to(self._like().dtype)
 
     @property
     def log_z(self) -> LogZ:
@@ -174,17 +175,19 @@ class Density(nn.Module):
         value = self.noise.log_prob(z.to(self._like())) + log_det
         return value.to(x.dtype) if x.is_floating_point() else value
 
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, n: int, *, generator: torch.Generator | None = None, progress: bool | None = None) -> Tensor:
         """`n` draws, in float64: the user's units may need it. `draws` also says how good they are."""
-        return self.draws(n, generator=generator).x
+        return self.draws(n, generator=generator, progress=progress).x
 
-    def draws(self, n: int, *, generator: torch.Generator | None = None) -> Draws:
+    def draws(self, n: int, *, generator: torch.Generator | None = None, progress: bool | None = None) -> Draws:
         """`n` draws and how they were made.
 
         In one and two dimensions from the grid's cells, uniform within a cell. Above, draws of the noise chosen by
         their weights, where these leave ten times as many as are wanted; else by Hamiltonian Monte Carlo, from starts
         chosen by weights or, where the noise is too far for that, annealed to the model: many chains, tuned together,
-        with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`.
+        with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`. Images far from their
+        noise are drawn each by a chain of its own, annealed from the noise (`draws.by_annealing`), with a bar on a
+        terminal unless `progress` says otherwise.
         """
         if n < 1:
             raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
@@ -192,7 +195,7 @@ class Density(nn.Module):
             with torch.no_grad():
                 found = Draws.exact(self._sample_grid(n, generator))
         else:
-            found = self._far_from_the_grid(n, generator)
+            found = self._far_from_the_grid(n, generator, progress)
         with torch.no_grad():
             found = found._replace(x=self.transform.inverse(found.x.double()))
         if found.r_hat > R_HAT_LIMIT:
@@ -232,9 +235,11 @@ class Density(nn.Module):
         within = torch.rand(place.shape, generator=generator, device=place.device, dtype=torch.float64) - 0.5
         return grid.centres(place + within)
 
-    def _far_from_the_grid(self, n: int, generator: torch.Generator | None) -> Draws:
+    def _far_from_the_grid(self, n: int, generator: torch.Generator | None, progress: bool | None) -> Draws:
         """Noise draws chosen by their weights, or chains that start from such, or from annealed ones."""
         found = self.log_zs["importance"]  # the ladder's first rung, always there
+        if len(self.event) == IMAGE and found.ess < LEAST_ESS:
+            return by_annealing(self.model, self.noise, n, generator=generator, progress=progress)
         wanted = math.ceil(2 * SPARE * max(n, STARTS) * found.n / max(found.ess, 1.0))
         draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
         with torch.no_grad():

@@ -9,17 +9,23 @@ from torch import Tensor
 
 from unnorm.diagnostics import chain_ess
 from unnorm.errors import ShrinkageWarning
+from unnorm.models.tilted import Bridged
+from unnorm.noise.base import Noise
 from unnorm.noise.gaussian import Gaussian
+from unnorm.partition.annealed import ais
+from unnorm.partition.path import Schedule, plan
+from unnorm.partition.routes import route
 from unnorm.samplers import HMC, run
 from unnorm.samplers.base import frozen
-from unnorm.types import LogDensity
+from unnorm.types import LogDensity, effective_sample_size
 
-__all__ = ["STARTS", "Draws", "by_hmc"]
+__all__ = ["STARTS", "Draws", "by_annealing", "by_hmc"]
 
 STARTS = 2000  # points from which by_hmc learns the target's shape
 LEAST_CHAINS, MOST_CHAINS = 32, 1024
 DRAWS, WARM_UP = 100, 100  # of each chain; R-hat of much shorter ones scatters
 WIDEST = 512  # coordinates up to which the target's full covariance is used
+TOGETHER, SETTLE = 512, 20  # annealed chains at once, and their transitions at the end
 
 
 class Draws(NamedTuple):
@@ -27,9 +33,11 @@ class Draws(NamedTuple):
 
     Attributes:
         x: (n, *event).
-        method: "grid" (exact up to the grid's cells), "resampled" (draws of the noise, chosen by weight) or "hmc".
+        method: "grid" (exact up to the grid's cells), "resampled" (draws of the noise, chosen by weight), "hmc", or
+            "annealed" (chains from the noise, each for itself).
         r_hat: the worst R-hat of the chains' coordinates; NaN where there are no chains.
-        ess: how many independent draws they are worth, in the worst coordinate; of a grid, n.
+        ess: how many independent draws they are worth, in the worst coordinate; of a grid, n. Of annealed ones, by
+            the weights that the chains would have to be chosen by, and are not.
         acceptance: the chains' mean acceptance; NaN where there are none.
 
     >>> Draws(torch.zeros(5, 2), "hmc", 1.01, 4.0, 0.8).line()
@@ -58,6 +66,11 @@ class Draws(NamedTuple):
             return f"{len(self.x)} independent draws of the noise, chosen by their weights"
         if self.method == "grid":
             return f"{len(self.x)} independent draws from a grid"
+        if self.method == "annealed":
+            return (
+                f"{len(self.x)} draws by chains annealed from the noise, not chosen by weight: by their weights worth "
+                f"{self.ess:.0f}, acceptance {self.acceptance:.2f}"
+            )
         return (
             f"{len(self.x)} draws by Hamiltonian Monte Carlo: R-hat {self.r_hat:.3f}, worth {self.ess:.0f} independent "
             f"ones, acceptance {self.acceptance:.2f}"
@@ -100,3 +113,49 @@ def by_hmc(log_density: LogDensity, near: Tensor, n: int, *, generator: torch.Ge
     ess = min(float(chain.ess.min()), float(chain_ess(squares, "mean").min()))
     ess = min(ess * len(points) / chain.log_p.numel(), float(n))
     return Draws(unrolled(points), "hmc", float(chain.r_hat.max()), ess, float(chain.acceptance.mean()))
+
+
+def by_annealing(
+    model: LogDensity,
+    noise: Noise,
+    n: int,
+    *,
+    schedule: Schedule | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool | None = False,
+) -> Draws:
+    """`n` draws by as many chains, each on its own from the noise to the model, then a few transitions there.
+
+    A bridged model is reached over its waymarks. The draws are independent; those of a chain that arrived too fast are
+    not quite the model's, which the spread of the weights tells.
+
+    Args:
+        model: log p~.
+        noise: q.
+        n: how many draws.
+        schedule: from `plan`; a pilot finds one when None.
+        generator: draws everything random.
+        progress: a bar; None shows it on a terminal.
+
+    >>> from unnorm import Quadratic
+    >>> found = by_annealing(Quadratic(2), Gaussian(2), 50, generator=torch.Generator().manual_seed(0))
+    >>> found.x.shape, found.method
+    (torch.Size([50, 2]), 'annealed')
+    """
+    path = "bridges" if isinstance(model, Bridged) and model.noise is noise else "geometric"
+    points, log_ws, acceptance = [], [], 0.0
+    with frozen(model) as target, torch.no_grad():
+        if schedule is None:
+            schedule = plan(target, noise, path=path, generator=generator)
+        sampler, end = schedule.samplers[-1], route(schedule.path, target, noise).at(1.0)
+        for begin in range(0, n, TOGETHER):
+            some = max(2, min(TOGETHER, n - begin))
+            found = ais(target, noise, n_chains=some, schedule=schedule, generator=generator, progress=progress)
+            state = end.position(found.x)
+            for _ in range(SETTLE):
+                state, info = sampler.step(state, end, generator=generator)
+                acceptance += float(info.acceptance.mean()) * some / SETTLE / n
+            points.append(state.x)
+            log_ws.append(found.log_w)
+    log_w = torch.cat(log_ws)[:n]
+    return Draws(torch.cat(points)[:n], "annealed", math.nan, float(effective_sample_size(log_w)), acceptance)

@@ -1,6 +1,8 @@
-"""The picture of a fit."""
+"""The picture of a fit, and images side by side."""
 
+import math
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,14 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from torch import Tensor
 
 from unnorm.density import Density
+from unnorm.errors import InvalidValue
 from unnorm.metrics import log_probs
 
-__all__ = ["picture"]
+__all__ = ["picture", "sheet"]
 
 DATA, MODEL, NOISE = "#1b6ca8", "#d1495b", "#8d99ae"
 SHOWN = 5000
@@ -127,3 +131,32 @@ def _histograms(axis: Any, density: Density, train: Tensor, test: Tensor) -> Non
         axis.hist(values[name], bins=70, range=span, density=True, histtype="step", color=colour, label=name)
     axis.set(title="log density", xlabel="log p(x), nats", yticks=[])
     axis.legend()
+
+
+def sheet(path: Path | BytesIO, images: Tensor, columns: int = 10, levels: int = 256, gap: int = 1) -> None:
+    """Write images side by side into one PNG, row after row.
+
+    Args:
+        path: where to, or a buffer.
+        images: (n, channels, height, width) with 1 or 3 channels, from 0 to levels - 1.
+        columns: images in a row.
+        levels: of a pixel.
+        gap: pixels between two images.
+
+    >>> target = BytesIO()
+    >>> sheet(target, torch.zeros(7, 1, 8, 8), columns=5)
+    >>> target.getvalue()[1:4]
+    b'PNG'
+    """
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
+        raise InvalidValue(f"A sheet shows images of shape (n, 1 or 3, height, width). Got {tuple(images.shape)}.")
+    n, channels, height, width = images.shape
+    rows = math.ceil(n / columns)
+    shades = images.detach().cpu().double().clamp(0, levels - 1) / (levels - 1)
+    blank = 0.35 * torch.ones(rows * columns, channels, height + gap, width + gap, dtype=torch.float64)
+    blank[:n, :, :height, :width] = shades
+    whole = blank.view(rows, columns, channels, height + gap, width + gap).permute(2, 0, 3, 1, 4)
+    whole = whole.reshape(channels, rows * (height + gap), columns * (width + gap))[:, : -gap or None, : -gap or None]
+    scale = max(1, round(400 / whole.shape[2]))  # small images are shown large
+    whole = whole.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+    imsave(path, whole.expand(3, -1, -1).permute(1, 2, 0).numpy(), format="png")

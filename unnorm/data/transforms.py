@@ -12,7 +12,7 @@ from unnorm.data.rows import RowSource, moments
 from unnorm.errors import DataError, InvalidValue
 from unnorm.types import event_shape
 
-__all__ = ["Compose", "Dequantize", "Logit", "Standardize", "Transform", "Transformed", "floating"]
+__all__ = ["Compose", "Dequantize", "Logit", "Standardize", "Transform", "Transformed", "floating", "levels_of"]
 
 
 class Transform(nn.Module, ABC):
@@ -209,6 +209,17 @@ class Compose(Transform):
         for transform in reversed(self.transforms):
             z = transform.inverse(z)  # type: ignore[operator]
         return z
+
+
+def levels_of(transform: Transform) -> int | None:
+    """How many values a number may have before a transform that begins with `Dequantize`; None for any other.
+
+    >>> levels_of(Compose([Dequantize(17), Logit(0.1)])), levels_of(Logit(0.1))
+    (17, None)
+    """
+    while isinstance(transform, Compose):
+        transform = transform.transforms[0]  # type: ignore[assignment]
+    return transform.levels if isinstance(transform, Dequantize) else None
 
 
 class Transformed:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unnorm.data.rows import RowSource, chunks
-from unnorm.data.transforms import Compose, Dequantize, Transform
+from unnorm.data.transforms import Transform, levels_of
 from unnorm.density import Density
 from unnorm.errors import InvalidValue
 from unnorm.types import LogDensity, LogZ, log_density, log_mean_exp
@@ -157,7 +157,7 @@ def bits_per_dim(
             "bits_per_dim needs 'log_z': the LogZ of log_prob, or None where log_prob is normalised already. "
             f"Got {'nothing' if log_z is ... else repr(log_z)}."
         )
-    if not _dequantizes(transform):
+    if levels_of(transform) is None:
         raise InvalidValue(
             "The 'transform' of bits_per_dim must begin with Dequantize: bits are of integers. "
             f"Got {type(transform).__name__}."
@@ -196,10 +196,3 @@ def _parts(
             f"Got {log_z}."
         )
     return density.model, density.transform, density.log_z
-
-
-def _dequantizes(transform: Transform) -> bool:
-    """Whether the first thing that happens to x is its dequantisation."""
-    while isinstance(transform, Compose):
-        transform = transform.transforms[0]  # type: ignore[assignment]
-    return isinstance(transform, Dequantize)
