@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from unnorm.errors import InvalidValue
-from unnorm.iterates import Iterates, polynomial_average
+from unnorm.iterates import Iterates, polynomial_weight
 from unnorm.optim import NGD, PL, Constant, Cosine, Power, adam, rates, set_rates, sgd
 
 
@@ -275,7 +275,7 @@ def test_exponential_iterate_is_the_recursion():
 def test_plain_mean_is_decay_zero():
     average = torch.tensor(2.0)
     for n, value in enumerate([4.0, 9.0], start=1):
-        average = polynomial_average(average, torch.tensor(value), n, decay=0.0)
+        average = average + polynomial_weight(n, decay=0.0) * (torch.tensor(value) - average)
     assert math.isclose(average, 5.0, rel_tol=1e-6)
 
 

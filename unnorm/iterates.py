@@ -7,34 +7,31 @@ from torch.optim.swa_utils import AveragedModel
 from unnorm.errors import InvalidValue
 from unnorm.names import unknown
 
-__all__ = ["ITERATES", "Iterates", "exponential_average", "polynomial_average"]
+__all__ = ["ITERATES", "Iterates", "exponential_weight", "polynomial_weight"]
 
 ITERATES = ("last", "random", "averaged", "ema", "best")
 
 
-def polynomial_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 3.0) -> Tensor:
-    """Polynomial-decay averaging (Shamir and Zhang 2013): later iterates weigh more, no horizon is needed.
+def polynomial_weight(count: int, decay: float = 3.0) -> float:
+    """Of a new iterate in polynomial-decay averaging (Shamir and Zhang 2013): later ones weigh more, without a horizon.
 
-    With decay 0 this is the plain mean. `count` iterates are in `average` already.
+    With decay 0 the average is the plain mean. `count` iterates are in it already.
 
-    >>> polynomial_average(torch.tensor(1.0), torch.tensor(3.0), 1, decay=0.0)
-    tensor(2.)
+    >>> polynomial_weight(1, decay=0.0), polynomial_weight(4)
+    (0.5, 0.5)
     """
-    total = torch.as_tensor(count, dtype=torch.float64, device=average.device) + decay + 1
-    return average + (new - average) * ((decay + 1) / total).to(average.dtype)
+    return (decay + 1) / (count + decay + 1)
 
 
-def exponential_average(average: Tensor, new: Tensor, count: Tensor | int, decay: float = 0.999) -> Tensor:
-    """A moving average with a memory of a thousand iterates, of fewer while there are not so many.
+def exponential_weight(count: int, decay: float = 0.999) -> float:
+    """Of a new iterate in a moving average with a memory of a thousand, of fewer while there are not so many.
 
-    `count` iterates are in `average` already: what these weigh is at most (1 + count) / (10 + count).
+    `count` iterates are in it already: what these weigh is at most (1 + count) / (10 + count).
 
-    >>> exponential_average(torch.tensor(1.0), torch.tensor(2.0), 10**6)
-    tensor(1.0010)
+    >>> round(exponential_weight(10**6), 6), exponential_weight(8)
+    (0.001, 0.5)
     """
-    seen = torch.as_tensor(count, dtype=torch.float64, device=average.device)
-    past = ((1 + seen) / (10 + seen)).clamp(max=decay)
-    return average + (new - average) * (1 - past).to(average.dtype)
+    return 1 - min(decay, (1 + count) / (10 + count))
 
 
 class Iterates(nn.Module):
@@ -56,16 +53,24 @@ class Iterates(nn.Module):
         if rule not in ITERATES:
             raise InvalidValue(unknown("iterate", rule, ITERATES))
         self.rule = rule
-        self.kept = None if rule == "last" else AveragedModel(model, avg_fn=self._combine)
+        self.kept = None if rule == "last" else AveragedModel(model)
         self.register_buffer("least", torch.tensor(torch.inf, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
-    def _combine(self, kept: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
-        if self.rule == "averaged":
-            return polynomial_average(kept, new, count)
-        if self.rule == "ema":
-            return exponential_average(kept, new, count)
-        return new
+    @torch.no_grad()
+    def _see(self, model: nn.Module) -> None:
+        """All parameters at once: one by one, a step of a large network would wait for a small average."""
+        assert self.kept is not None
+        count = int(self.kept.n_averaged)
+        weigh = {"averaged": polynomial_weight, "ema": exponential_weight}.get(self.rule)
+        ours, theirs = (list[Tensor](one.parameters()) for one in (self.kept.module, model))
+        if count == 0 or weigh is None:
+            torch._foreach_copy_(ours, theirs)
+        else:
+            torch._foreach_lerp_(ours, theirs, weigh(count))
+        for own, new in zip(self.kept.module.buffers(), model.buffers(), strict=True):
+            own.copy_(new)
+        self.kept.n_averaged += 1
 
     def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:
         """See one more iterate, before it is updated; "random" keeps the t-th with probability 1/t."""
@@ -76,7 +81,7 @@ class Iterates(nn.Module):
             draw = torch.rand((), generator=generator, device=generator.device)
             if draw * self.seen.to(draw.device) >= 1:
                 return
-        self.kept.update_parameters(model)
+        self._see(model)
 
     def consider(self, model: nn.Module, value: float) -> None:
         """See an iterate with its value on validation data; "best" keeps the one with the least."""
@@ -84,7 +89,7 @@ class Iterates(nn.Module):
             return
         if value < self.least:
             self.least.fill_(value)
-            self.kept.update_parameters(model)
+            self._see(model)
 
     def restore(self, model: nn.Module) -> None:
         """Put the chosen iterate into `model`."""

@@ -65,18 +65,33 @@ def step(
     ['ess', 'gap', 'lag', 'log_u', 'value']
     """
     objective = estimator(model, x, generator=generator)
-    if not torch.isfinite(objective.surrogate + objective.info["value"]):
+    finite = _Answer(torch.isfinite(objective.surrogate + objective.info["value"]))
+    if inspect is not None and finite.given():
+        inspect(objective.info)
+    optimizer.zero_grad()
+    backward(objective.surrogate)
+    if not finite.given():
+        optimizer.zero_grad()
         numbers = ", ".join(f"{name} = {float(value):.4g}" for name, value in objective.info.items())
         raise NonFiniteObjective(
             f"the objective is not finite (surrogate = {objective.surrogate.item():.4g}, {numbers}). "
             "Lower the learning rate, bring the noise closer to the data, or check the model's output on this batch."
         )
-    if inspect is not None:
-        inspect(objective.info)
-    optimizer.zero_grad()
-    backward(objective.surrogate)
     optimizer.step()
     return objective.info
+
+
+class _Answer:
+    """A yes or no that a GPU is still to find: asked for later, while the work after it is under way already."""
+
+    def __init__(self, value: Tensor):
+        self._value = value.to("cpu", non_blocking=True)
+        self._ready = torch.cuda.current_stream(value.device).record_event() if value.is_cuda else None
+
+    def given(self) -> bool:
+        if self._ready is not None:
+            self._ready.synchronize()
+        return bool(self._value)
 
 
 def fit(
@@ -207,7 +222,7 @@ class _Run:
         """Rows drawn uniformly, with replacement, as Algorithm 1 draws them."""
         shape, device = (self.training.batch,), self.generator.device
         index = torch.randint(len(self.data), shape, generator=self.generator, device=device)
-        rows = self.data[index if isinstance(self.data, Tensor) else index.cpu()]
+        rows = self.data[index.to(getattr(self.data, "device", "cpu"))]
         return rows.to(device=self.fabric.device, dtype=self.dtype)
 
     def advance(self, bar: Progress) -> None:

@@ -92,6 +92,10 @@ class ImageRows:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
     def __getitem__(self, index: Tensor, /) -> Tensor:
         with torch.no_grad():
             rows = self.images[index.to(self.images.device)]

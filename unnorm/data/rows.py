@@ -15,7 +15,9 @@ ELEMENTS = 2**17  # numbers held at once while passing over the data: 1 MB in fl
 
 
 class RowSource(Protocol):
-    """What training and fitting read from: a tensor, or anything indexed by a tensor (on the CPU) like one.
+    """What training and fitting read from: a tensor, or anything indexed by a tensor like one.
+
+    The index is on the CPU, or where the source's attribute `device` says that it keeps its rows.
 
     >>> rows: RowSource = torch.arange(6.0).view(3, 2)
     >>> rows[torch.tensor([2])]

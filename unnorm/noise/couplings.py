@@ -65,10 +65,13 @@ class Couplings(Transform):
             raise InvalidValue("Couplings need a step at each level, a width, a block, and 2 bins at least.")
         generator = generator or torch.Generator().manual_seed(0)
         self.step: Callable[..., tuple[Tensor, Tensor]] = _Step.__call__
-        self.levels = nn.ModuleList(
-            nn.ModuleList(_Step(self.event[0] * 4 ** (level + 1), width, blocks, bins, generator) for _ in range(count))
-            for level, count in enumerate(self.steps)
-        )
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw weights of their own, which are not kept
+            self.levels = nn.ModuleList(
+                nn.ModuleList(
+                    _Step(self.event[0] * 4 ** (level + 1), width, blocks, bins, generator) for _ in range(count)
+                )
+                for level, count in enumerate(self.steps)
+            )
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Ways from the noise to the model: densities that change little by little, for annealed chains to follow."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from unnorm.errors import InvalidValue
 from unnorm.models.tilted import Bridged, log_weight, tilt_of
 from unnorm.names import choose
 from unnorm.noise.base import Noise, own_generator
+from unnorm.partition.recorded import Function, Recorded
 from unnorm.samplers.base import Located
 from unnorm.types import LogDensity, log_density
 
@@ -47,21 +49,27 @@ class Tempered(Located):
     tensor([[-1.]])
     """
 
-    def __init__(self, model: LogDensity, noise: Noise, beta: float):
+    def __init__(self, model: LogDensity, noise: Noise, beta: float, ends: Function | None = None):
         self.model, self.noise, self.beta = model, noise, beta
+        self.ends = ends or partial(_ends, model, noise)
 
     def __call__(self, x: Tensor) -> Tensor:
         log_q = self.noise.log_prob(x)
         return log_q + self.beta * log_weight(self.model, self.noise, x) if self.beta else log_q
 
     def position(self, x: Tensor) -> Annealed:
-        tilt = tilt_of(self.model, self.noise)
-        log_q, score_q = self.noise.log_prob_and_score(x)
-        log_w, score_w = _value_and_score(self.model if tilt is None else tilt, x)
-        if tilt is None:
-            log_w, score_w = log_w - log_q, score_w - score_q
-        at_noise = Annealed(x.detach(), log_q, score_q, log_w, score_w)
+        at_noise = Annealed(x.detach(), *self.ends(x))
         return at_noise.hotter(self.beta) if self.beta else at_noise  # where p~ is zero, 0 log_w is not a number
+
+
+def _ends(model: LogDensity, noise: Noise, x: Tensor) -> tuple[Tensor, ...]:
+    """log q and its score, log_w and its score."""
+    tilt = tilt_of(model, noise)
+    log_q, score_q = noise.log_prob_and_score(x)
+    log_w, score_w = _value_and_score(model if tilt is None else tilt, x)
+    if tilt is None:
+        log_w, score_w = log_w - log_q, score_w - score_q
+    return log_q, score_q, log_w, score_w
 
 
 def _value_and_score(function: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,21 +106,27 @@ class PartlyBridged(Located):
     True
     """
 
-    def __init__(self, model: Bridged, shares: Tensor):
-        self.model, self.shares = model, shares
+    def __init__(self, model: Bridged, shares: Tensor, crossing: Function | None = None):
+        like = next(model.parameters())
+        self.model, self.shares = model, shares.to(like)
+        self.crossing = crossing or partial(_crossing, model)
 
     def __call__(self, x: Tensor) -> Tensor:
-        heads = self.model(x, heads=True)
-        return self.model.noise.log_prob(x) + heads @ self.shares.to(heads)
+        return self.model.noise.log_prob(x) + self.model(x, heads=True) @ self.shares
 
     def position(self, x: Tensor) -> Crossing:
-        log_q, score_q = self.model.noise.log_prob_and_score(x)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            heads = self.model(x, heads=True)
-            tilt = heads @ self.shares.to(heads)
-            score = _score(tilt, x)
-        return Crossing(x.detach(), log_q + tilt.detach(), score_q + score, heads.detach())
+        return Crossing(x.detach(), *self.crossing(x, self.shares))
+
+
+def _crossing(model: Bridged, x: Tensor, shares: Tensor) -> tuple[Tensor, ...]:
+    """log density, score and heads, where these shares of the heads are turned on."""
+    log_q, score_q = model.noise.log_prob_and_score(x)
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        heads = model(x, heads=True)
+        tilt = heads @ shares
+        score = _score(tilt, x)
+    return log_q + tilt.detach(), score_q + score, heads.detach()
 
 
 class Route(ABC):
@@ -146,8 +160,12 @@ class Route(ABC):
 class Geometric(Route):
     """q^(1 - beta) p~^beta."""
 
+    def __init__(self, model: LogDensity, noise: Noise):
+        super().__init__(model, noise)
+        self._ends = Recorded(partial(_ends, model, noise))
+
     def at(self, beta: float) -> Tempered:
-        return Tempered(self.model, self.noise, beta)
+        return Tempered(self.model, self.noise, beta, self._ends)
 
     def gain(self, state: Annealed, low: float, high: float) -> Tensor:
         return (high - low) * state.log_w.double()
@@ -169,6 +187,7 @@ class Waymarks(Route):
             raise InvalidValue("The path 'bridges' is for a Bridged model and the noise that it tilts.")
         super().__init__(model, noise)
         self.bridged, self._bridges = model, 0
+        self._crossing = Recorded(partial(_crossing, model))
 
     def shares(self, beta: float) -> Tensor:
         """How much of each head is turned on."""
@@ -184,7 +203,7 @@ class Waymarks(Route):
         return self._bridges
 
     def at(self, beta: float) -> PartlyBridged:
-        return PartlyBridged(self.bridged, self.shares(beta))
+        return PartlyBridged(self.bridged, self.shares(beta), self._crossing)
 
     def gain(self, state: Crossing, low: float, high: float) -> Tensor:
         change = self.shares(high) - self.shares(low)
