@@ -311,7 +311,7 @@ def test_a_gpus_work_is_never_shared_out(monkeypatch, tmp_path):
     monkeypatch.setattr(toy2d_study, "computed", lambda work, *rest: pieces.extend(work) or iter(()))
     monkeypatch.setattr(toy2d_study, "_part_records", lambda *a: [])
     study = Study("smoke", device="cuda", jobs=4, backend="threading", methods=("nce", "kde"), data=("moons",))
-    clock = toy2d_study._Clock(Ledger(tmp_path / FILE), {"kind": "study"})
+    clock = toy2d_study.Clock(Ledger(tmp_path / FILE), {"kind": "study"})
     steps = {stack.name: 2 for stack in study.stacks}
     with Progress(study.runs, enabled=False) as bar:
         study._networks(clock, steps, bar)
@@ -332,11 +332,11 @@ def test_throughput_is_of_the_runs_it_counts(tmp_path):
         for run in stack.runs(both.plan):
             key = run.key(both.common, 10)
             ledger.write([{"kind": "run", "key": key, "method": run.method, "seconds": seconds}])
-    clock = toy2d_study._Clock(ledger, {"kind": "study"})
+    clock = toy2d_study.Clock(ledger, {"kind": "study"})
     for study, ratio in ((one, 5 / 0.1), (both, 5 / 0.25), (one, None)):
         before = len(ledger.of("throughput"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(toy2d_study, "_hardware", lambda study: "a GPU")
+            patch.setattr(toy2d_study, "hardware", lambda device: "a GPU")
             study._compare(clock, steps)
         found = ledger.of("throughput")[before:]
         assert [record["ratio"] for record in found] == pytest.approx([] if ratio is None else [ratio])

@@ -60,7 +60,8 @@ def reproduce(
         _reproduce_gaussian_mean(folder, quick, seed, force, as_json)
         return
     from unnorm.device import fabric_for
-    from unnorm.paper.toy2d.study import Study, cores
+    from unnorm.paper.start import cores
+    from unnorm.paper.toy2d.study import Study
 
     kind = fabric_for(device).device.type
     processes = jobs or (1 if size == "smoke" else cores())

@@ -1,24 +1,17 @@
 """The synthetic study as a run: what is missing is computed, side by side or in processes, and written down at once."""
 
-import os
-import platform
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import unnorm
 from unnorm.data.toy import toy
 from unnorm.errors import InvalidValue
 from unnorm.ledger import Ledger, alone, key_of
 from unnorm.names import choose, unknown
+from unnorm.paper.start import Clock, claimed, hardware, provenance
 from unnorm.paper.toy2d.peers import PEERS, peer_keys, peer_records
 from unnorm.paper.toy2d.problem import Problem, entropy, picture, plane
 from unnorm.paper.toy2d.results import FILE
@@ -27,7 +20,7 @@ from unnorm.paper.toy2d.stack import MOST_STEPS, STACKED, Run, Stack, stacks
 from unnorm.processes import Work, check_backend, computed
 from unnorm.progress import Progress
 
-__all__ = ["Study", "cores"]
+__all__ = ["Study"]
 
 TOGETHER = {"cpu": 24, "cuda": 120}  # replicas in one computation at most: as many as their steps are tried with
 FLOORS = 20  # pairs of samples of the truth
@@ -110,9 +103,10 @@ class Study:
         except OSError as problem:
             raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
         with alone(folder):
-            ledger = _claimed(folder, self, force)
+            about = {"study": "toy2d", "size": self.size, "seed": self.seed, "device": self.device}
+            ledger = claimed(folder / FILE, about, force)
             with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
-                clock = _Clock(ledger, self._start(command))
+                clock = Clock(ledger, self._start(command))
                 self._truths(clock, bar)
                 steps = self._steps(clock, bar)
                 self._networks(clock, steps, bar)
@@ -121,26 +115,18 @@ class Study:
         return ledger
 
     def _start(self, command: str) -> dict[str, Any]:
-        size = asdict(self.plan)
         facts = {"kind": "study", "study": "toy2d", "size": self.size, "seed": self.seed, "seeds": self.plan.seeds}
-        facts |= {"command": command, "version": unnorm.__version__, "commit": _commit(), "hardware": _hardware(self)}
-        facts |= {"python": platform.python_version(), "torch": torch.__version__, "settings": size}
-        facts |= {
-            "libraries": _libraries(),
-            "methods": list(self.chosen),
-            "data": list(self.sets),
-            "device": self.device,
-        }
-        return facts | {"started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        facts |= {"command": command, **provenance(self.device), "settings": asdict(self.plan)}
+        return facts | {"methods": list(self.chosen), "data": list(self.sets), "device": self.device}
 
-    def _truths(self, clock: "_Clock", bar: Progress) -> None:
+    def _truths(self, clock: "Clock", bar: Progress) -> None:
         """The noise floor of the metrics, and a picture, of each data set."""
         keys = {name: key_of({**self.common, "floor": name}) for name in self.sets}
         missing = [name for name in self.sets if keys[name] not in clock.ledger.keys]
         work = [(_truth_records, (name, self.plan, self.device, keys[name])) for name in missing]
         self._write_all(clock, "truths", work, bar, here=self.device == "cuda")
 
-    def _steps(self, clock: "_Clock", bar: Progress) -> dict[str, int]:
+    def _steps(self, clock: "Clock", bar: Progress) -> dict[str, int]:
         """How many steps each stack takes: as many as fit into the seconds that a run has.
 
         Tried as they will be trained, so many processes at once: they share caches and memory.
@@ -153,7 +139,7 @@ class Study:
         known = {record["key"]: record["steps"] for record in clock.ledger.of("timing")}
         return {name: known[key] for name, key in keys.items()}
 
-    def _networks(self, clock: "_Clock", steps: Mapping[str, int], bar: Progress) -> None:
+    def _networks(self, clock: "Clock", steps: Mapping[str, int], bar: Progress) -> None:
         there = {record["key"]: record for record in clock.ledger.of("run")}
         work = []
         for stack in self.stacks:
@@ -165,7 +151,7 @@ class Study:
                     work.append((_part_records, (stack, part, *rest)))
         self._write_all(clock, "networks", work, bar, here=self.device == "cuda")
 
-    def _peers(self, clock: "_Clock", bar: Progress) -> None:
+    def _peers(self, clock: "Clock", bar: Progress) -> None:
         work = []
         for method in (name for name in self.chosen if name in PEERS):
             for data in self.sets:
@@ -174,14 +160,14 @@ class Study:
                         work.append((peer_records, (method, data, seed, self.plan, self.common)))
         self._write_all(clock, "without networks", work, bar, here=False)
 
-    def _write_all(self, clock: "_Clock", part: str, work: Sequence[Work], bar: Progress, here: bool) -> None:
+    def _write_all(self, clock: "Clock", part: str, work: Sequence[Work], bar: Progress, here: bool) -> None:
         """Compute pieces of work, here or shared out; write only what is not there yet."""
         pieces = (function(*arguments) for function, arguments in work) if here else None
         for records in pieces or computed(work, self.jobs, self.backend):
             clock.write(part, [one for one in records if one["kind"] != "run" or one["key"] not in clock.ledger.keys])
             bar.show(min(len({record["key"] for record in clock.ledger.of("run")}), self.runs), {}, part)
 
-    def _compare(self, clock: "_Clock", steps: Mapping[str, int]) -> None:
+    def _compare(self, clock: "Clock", steps: Mapping[str, int]) -> None:
         """Replica-steps per second: side by side as they were trained, and one by one as they were tried."""
         ledger = clock.ledger
         replicas = {(stack.kin, stack.style, stack.n_steps): len(stack.runs(self.plan)) for stack in self.stacks}
@@ -199,26 +185,9 @@ class Study:
             count * timings[name]["steps"] * timings[name]["single_seconds"] for name, count in replicas.items()
         )
         total = sum(count * timings[name]["steps"] for name, count in replicas.items())
-        facts = {"kind": "throughput", "key": key, "device": _hardware(self), "replicas": sum(replicas.values())}
+        facts = {"kind": "throughput", "key": key, "device": hardware(self.device), "replicas": sum(replicas.values())}
         facts |= {"stacked_per_second": total / seconds, "single_per_second": total / singly, "ratio": singly / seconds}
         clock.write("networks", [facts])
-
-
-class _Clock:
-    """Writes records with the wall seconds since the last ones: a kill loses only the time of what it stopped.
-
-    The start goes before the first of them: a call that finds nothing to compute leaves no trace.
-    """
-
-    def __init__(self, ledger: Ledger, start: Mapping[str, Any]):
-        self.ledger, self.last = ledger, time.perf_counter()
-        self._start = [start]
-
-    def write(self, part: str, records: Sequence[Mapping[str, Any]]) -> None:
-        now = time.perf_counter()
-        seconds = {"kind": "clock", "part": part, "seconds": round(now - self.last, 3)}
-        self.ledger.write([*self._start, *records, seconds])
-        self.last, self._start = now, []
 
 
 def _truth_records(data: str, size: Size, device: str, key: str) -> list[dict[str, Any]]:
@@ -248,67 +217,3 @@ def _timing(stack: Stack, size: Size, device: str, key: str) -> list[dict[str, A
 
 def _part_records(stack: Stack, part: Sequence[Run], *rest: Any) -> list[dict[str, Any]]:
     return list(stack.records(part, *rest))
-
-
-def _claimed(folder: Path, study: Study, force: bool) -> Ledger:
-    """The folder's ledger, if it is this study's or there is none yet."""
-    path = folder / FILE
-    if path.exists() and path.stat().st_size and not any(one.get("study") for one in Ledger(path).of("study")):
-        raise InvalidValue(f"'{path}' was not written by unnorm: it is not replaced. Use another --out.")
-    if force:
-        path.unlink(missing_ok=True)
-    ledger = Ledger(path)
-    for start in ledger.of("study"):
-        if any(start.get(name) != getattr(study, name) for name in ("size", "seed", "device")):
-            raise InvalidValue(
-                f"'{folder}' holds the study of size {start.get('size')} and seed {start.get('seed')} on "
-                f"{start.get('device')}. Use --force to replace it, or another --out."
-            )
-    return ledger
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _hardware(study: Study) -> str:
-    device = f"{torch.cuda.get_device_name()}, " if study.device == "cuda" else ""
-    return f"{device}{cores()} CPU cores{_processor()}"
-
-
-def _processor() -> str:
-    """The name of the CPU, where the system has one to give."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = named[0] if named else platform.processor()
-    return f" ({name})" if name else ""
-
-
-def _libraries() -> str:
-    """Whose numbers the study's are, beside torch's."""
-    return ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "scikit-learn", "zuko") if _there(name))
-
-
-def _there(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except PackageNotFoundError:
-        return False
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this runs from; the variable UNNORM_COMMIT names it where there is no git."""
-    if given := os.environ.get("UNNORM_COMMIT"):
-        return given
-    try:
-        here = Path(__file__).resolve().parent
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
