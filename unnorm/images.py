@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -15,7 +15,7 @@ from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Tran
 from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.estimators import MECO, Contrastive, Telescope
-from unnorm.models import Bridged, ResNet, Seen
+from unnorm.models import Bridged, ResNet, Seen, Tilted
 from unnorm.names import choose, options_of
 from unnorm.noise import Copula, Gaussian, ImageFlow, Noise
 from unnorm.train import fit
@@ -23,6 +23,7 @@ from unnorm.training import Training
 
 __all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "scalar"]
 
+T = TypeVar("T", bound=Tilted)
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 BRIDGES = 24
 TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
@@ -137,12 +138,12 @@ def bridged(
     return Bridged(where.noise, net if isinstance(where.seen, Identity) else Seen(where.seen, net))
 
 
-def fast(model: Bridged, device: torch.device) -> Bridged:
+def fast(model: T, device: torch.device) -> T:
     """On a GPU: channels last, and the network compiled; elsewhere as it is."""
     model = model.to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.net.compile()
+        model.net.compile()  # type: ignore[operator]
     return model
 
 

@@ -144,6 +144,7 @@ def plan(
     transition: str = "hmc",
     path: str = "geometric",
     n_chains: int | None = None,
+    most: int = MOST_STAGES,
     generator: torch.Generator | None = None,
 ) -> Schedule:
     """A pilot run: it finds the temperatures, and at each the step size and the shape of the target.
@@ -160,6 +161,7 @@ def plan(
         transition: "hmc", or "mala", which is HMC with a single leapfrog step.
         path: "geometric", q^(1 - beta) p~^beta, or "bridges", over the waymarks of a `Bridged` model.
         n_chains: of the pilot; at least four for each coordinate, 256 to 1,024, when None.
+        most: temperatures of the pilot, beyond which it gives up.
         generator: draws everything random.
 
     >>> from unnorm import Gaussian, Quadratic
@@ -179,7 +181,7 @@ def plan(
         check_betas(given)
         if n_betas is not None:
             raise InvalidValue("Give either a list of 'betas' or 'n_betas', not both.")
-    found = _pilot(route(path, model, noise), given, transition, n_chains, generator)
+    found = _pilot(route(path, model, noise), given, transition, n_chains, most, generator)
     found = replace(found, path=path)
     if given is not None:
         return found
@@ -192,6 +194,7 @@ def _pilot(
     given: Sequence[float] | None,
     transition: str,
     n_chains: int | None,
+    most: int,
     generator: torch.Generator | None,
 ) -> Schedule:
     n_leapfrog, jitter, target = choose("transition", transition, TRANSITIONS)
@@ -210,8 +213,8 @@ def _pilot(
         betas.append(beta)
         samplers.append(sampler)
         lengths.append((_deviation(gain) + _deviation(way.gain(state, last, beta))) / 2)
-        if len(betas) > MOST_STAGES:
-            raise InvalidValue(f"The path needs more than {MOST_STAGES} temperatures: the noise is too far away.")
+        if len(betas) > most:
+            raise InvalidValue(f"The path needs more than {most} temperatures: the noise is too far away.")
     return Schedule(tuple(betas), tuple(samplers), tuple(lengths))
 
 

@@ -1,0 +1,145 @@
+"""What all runs of the study of images share: the set, the coordinates of each noise, the paper's three noises."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from unnorm.architecture import build, describe
+from unnorm.checkpoint import read_tensors, section, write_tensors
+from unnorm.data.images import ImageData, LabelledImages, image_data
+from unnorm.data.transforms import Compose, Transform
+from unnorm.errors import BrokenFile
+from unnorm.images import Coordinates, bridged, coordinates, fast
+from unnorm.models import ResNet, Seen, Tilted
+from unnorm.noise import Noise, Smoothed
+from unnorm.paper.mnist.spec import METHODS, Row, Size
+
+__all__ = ["Empirical", "Problem"]
+
+PLAIN = "gaussian"  # the coordinates of runs without bridges
+
+
+class Empirical(Noise):
+    """The training images themselves, the first of the paper's noises. It has no density: `log_prob` is the log of a
+    row's share, wherever it is asked, which is what the paper's objective would divide by."""
+
+    rows: Tensor
+
+    def __init__(self, rows: Tensor):
+        super().__init__()
+        self.register_buffer("rows", rows)
+        self.event = tuple(rows.shape[1:])
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        return self.rows[torch.randint(len(self.rows), (n,), generator=generator, device=self.rows.device)]
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        return x.new_full((len(x),), -math.log(len(self.rows)))
+
+
+@dataclass
+class Problem:
+    """The images, on the device; noises are fitted when they are first asked for, and kept in the folder.
+
+    Attributes:
+        size: of the study.
+        folder: where fitted noises are kept.
+        fabric: device and precision.
+        root: the folder of the sets; UNNORM_DATA's when None.
+    """
+
+    size: Size
+    folder: Path
+    fabric: Fabric
+    root: Path | None = None
+    _where: dict[str, Coordinates] = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> ImageData:
+        found = image_data(self.size.data, self.root)
+        if self.size.test is None:
+            return found
+        some = slice(0, self.size.test)
+        return ImageData(
+            found.name,
+            found.train,
+            found.validation,
+            LabelledImages(found.test.images[some], found.test.labels[some]),
+            found.levels,
+        )
+
+    @property
+    def dims(self) -> int:
+        return math.prod(self.data.event)
+
+    def where(self, noise: str) -> Coordinates:
+        """The coordinates of a noise with some of its own; those of the Gaussian for the others."""
+        kind = noise if noise in ("gaussian", "copula", "flow") else PLAIN
+        if kind not in self._where:
+            path = self.folder / f"noise-{kind}.safetensors"
+            found = _read(path) if path.exists() else None
+            if found is None:
+                options: Mapping[str, Any] = self.size.flow if kind == "flow" else {}
+                found = coordinates(self.data, kind, fabric=self.fabric, **options)
+                _write(path, found)
+            self._where[kind] = found.to(self.fabric.device)
+        return self._where[kind]
+
+    def training_noise(self, noise: str) -> Noise:
+        """What a run without bridges draws from, in the Gaussian's coordinates."""
+        where = self.where(noise)
+        if noise == "gaussian":
+            return where.noise
+        if noise not in self._noises:
+            rows = where.rows(self.data.train.images, self.fabric.device, seed=1)
+            everything = torch.cat([rows[part] for part in torch.arange(len(rows)).split(5000)])
+            found = Empirical(everything) if noise == "empirical" else Smoothed.fit(everything.cpu(), "loo")
+            self._noises[noise] = found.to(self.fabric.device)
+        return self._noises[noise]
+
+    @cached_property
+    def _noises(self) -> dict[str, Noise]:
+        return {}
+
+    def model(self, row: Row, bridges: int, seed: int) -> nn.Module:
+        """Fresh, on the device: the noise of its coordinates, tilted by a network that begins at zero.
+
+        The paper's log p~ is the network alone. Of a network that grows in some direction that has no integral; with
+        the Gaussian beneath it every model here has one.
+        """
+        where, net = self.where(row.noise), dict(self.size.net)
+        if METHODS[row.method].bridged:
+            return fast(bridged(where, self.data.event, bridges, seed=seed, **net), self.fabric.device)
+        single = ResNet(self.data.event, generator=torch.Generator().manual_seed(seed), **net)
+        return fast(Tilted(where.noise, Seen(where.seen, single)), self.fabric.device)
+
+    def held_out(self, noise: str, n: int) -> Tensor:
+        """Validation images in the coordinates of a noise, on the device."""
+        rows = self.where(noise).rows(self.data.validation.images[:n], self.fabric.device, seed=2)
+        return rows[torch.arange(len(rows))]
+
+
+def _write(path: Path, found: Coordinates) -> None:
+    parts = {"transform": found.transform, "noise": found.noise, "seen": found.seen}
+    tensors = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
+    write_tensors(path, tensors, {part: describe(module) for part, module in parts.items()})
+
+
+def _read(path: Path) -> Coordinates:
+    tensors, note = read_tensors(path)
+    try:
+        parts: dict[str, Any] = {name: build(note[name]) for name in ("transform", "noise", "seen")}
+        for name, module in parts.items():
+            module.load_state_dict(section(tensors, name), assign=True)
+        if not (isinstance(parts["transform"], Compose) and isinstance(parts["seen"], Transform)):
+            raise TypeError("it does not describe coordinates.")
+    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+        raise BrokenFile(f"'{path}' is not what the study writes: {problem}. Delete it to fit it anew.") from problem
+    return Coordinates(**parts)

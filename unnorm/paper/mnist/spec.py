@@ -1,0 +1,194 @@
+"""The study of MNIST as data: its methods, their noises, the numbers published for them, and three sizes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from unnorm.estimators import ENCE, MECO, NCE, Contrastive
+
+__all__ = ["METHODS", "NOISES", "OTHERS", "ROWS", "SIZES", "Method", "Row", "Size", "rows"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to learn a density of images.
+
+    Attributes:
+        title: for a person.
+        estimator: what compares data with noise.
+        optimizer: by its name in `optim.OPTIMIZERS`.
+        bridged: whether bridges lead from the noise to the data.
+        noises: it is run with.
+        lr, beta: of the optimizer.
+        paper: the paper's bits per dimension and their deviation; its noise is the third of the paper's three.
+        published: bits per dimension of TRE (Rhodes, Xu, Gutmann 2020) by noise, as its paper has them.
+    """
+
+    title: str
+    estimator: type[Contrastive]
+    optimizer: str
+    bridged: bool
+    noises: tuple[str, ...]
+    lr: float
+    beta: float | None = None
+    paper: tuple[float, float] | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+NOISES = {
+    "empirical": "the training images themselves",
+    "gaussian": "Gaussian in logit space",
+    "smoothed": "training images + Gaussian",
+    "copula": "Gaussian copula",
+    "flow": "flow",
+}
+PAPERS = ("empirical", "gaussian", "smoothed")
+BRIDGED = ("gaussian", "copula", "flow")
+METHODS: Mapping[str, Method] = {
+    "nce": Method("NCE", NCE, "adam", False, PAPERS, 1e-4, 0.1, (1.457, 0.003)),
+    "nce-ngd": Method("NCE (NGD)", NCE, "ngd", False, PAPERS, 1e-2, None, (1.618, 0.010)),
+    "ence-ngd": Method("eNCE (NGD)", ENCE, "ngd", False, PAPERS, 1e-2, None, (1.600, 0.044)),
+    "meco": Method("MECO", MECO, "adam", False, PAPERS, 1e-4, 0.9, (1.394, 0.007)),
+    "bridges-nce": Method(
+        "NCE with bridges (TRE)",
+        NCE,
+        "adam",
+        True,
+        BRIDGED,
+        1e-3,
+        0.1,
+        published={"gaussian": 1.39, "copula": 1.24, "flow": 1.09},
+    ),
+    "bridges-meco": Method("MECO with bridges", MECO, "adam", True, BRIDGED, 1e-3, 0.1),
+}
+OTHERS = {"MCMC-OT": (1.441, 0.012), "CF-EBM": (1.864, 0.004), "CoopNets": (1.591, 0.022)}  # in the paper's table only
+
+
+class Row(NamedTuple):
+    """A method with a noise."""
+
+    method: str
+    noise: str
+
+    @property
+    def title(self) -> str:
+        """
+        >>> Row("meco", "smoothed").title
+        'MECO, training images + Gaussian'
+        """
+        return f"{METHODS[self.method].title}, {NOISES[self.noise]}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.noise}"
+
+
+ROWS = tuple(Row(name, noise) for name, method in METHODS.items() for noise in method.noises)
+
+
+def rows(methods: tuple[str, ...] = (), noises: tuple[str, ...] = ()) -> list[Row]:
+    """Those of some methods and noises; all where there is nothing to choose by."""
+    return [row for row in ROWS if (not methods or row.method in methods) and (not noises or row.noise in noises)]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything.
+
+    Attributes:
+        data: the set of images.
+        seconds: of training, the same for every run.
+        seeds: of every row.
+        net: of the `ResNet`.
+        batch: images in a step; of bridges, at each waymark.
+        n_noise: draws of the noise in a step without bridges.
+        trial: steps of a trial with even bridges, which says where they belong.
+        even: bridges of this trial.
+        wanted: nats between neighbours.
+        betas: temperatures of the annealed chains: the last number is claimed, those before show how it converges.
+        chains: in each direction.
+        pilot: chains that find the temperatures.
+        settle: transitions of the model that test images make before the journey back, and samples at the end.
+        stages: of the pilot at most, beyond which a model is given up as diverged.
+        test: images of the test set; all when None.
+        flow: of `ImageFlow.fit`.
+        classifier: steps of the network that judges samples.
+    """
+
+    data: str
+    seconds: float
+    seeds: int
+    net: Mapping[str, Any]
+    batch: int
+    n_noise: int
+    trial: int
+    even: int
+    wanted: float
+    betas: tuple[int, ...]
+    chains: int
+    pilot: int
+    settle: int
+    stages: int
+    flow: Mapping[str, Any]
+    classifier: int
+    test: int | None = None
+    first_seed: int = 0
+
+
+SIZES: Mapping[str, Size] = {
+    "smoke": Size(
+        data="digits",
+        seconds=0.3,
+        seeds=1,
+        net={"widths": (8, 8), "blocks": 1, "features": 16},
+        batch=32,
+        n_noise=32,
+        trial=20,
+        even=4,
+        wanted=0.5,
+        betas=(8, 16),
+        chains=16,
+        pilot=16,
+        settle=2,
+        stages=40,
+        flow={"steps": 20, "couplings": (1, 1), "width": 8, "blocks": 1, "bins": 4},
+        classifier=60,
+        test=100,
+    ),
+    "laptop": Size(
+        data="digits",
+        seconds=20.0,
+        seeds=1,
+        net={"widths": (16, 32), "blocks": 2, "features": 64},
+        batch=64,
+        n_noise=256,
+        trial=150,
+        even=8,
+        wanted=0.3,
+        betas=(30, 60, 120),
+        chains=64,
+        pilot=128,
+        settle=20,
+        stages=120,
+        flow={"steps": 1500, "couplings": (2, 2), "width": 24, "blocks": 1, "bins": 6, "seconds": 60.0},
+        classifier=600,
+    ),
+    "full": Size(
+        data="mnist",
+        seconds=120.0,
+        seeds=3,
+        net={"widths": (64, 128, 128, 128), "blocks": 2, "features": 256},
+        batch=128,
+        n_noise=1536,
+        trial=800,
+        even=24,
+        wanted=0.8,
+        betas=(75, 150, 300),
+        chains=128,
+        pilot=256,
+        settle=20,
+        stages=150,
+        flow={"steps": 20_000, "seconds": 210.0},
+        classifier=2000,
+    ),
+}
