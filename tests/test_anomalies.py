@@ -166,7 +166,7 @@ class TestCommand:
             assert worths
             assert worths == sorted(worths, reverse=True)
             assert worths[-1] > 0.1 * worths[0] - 0.01
-            assert worths[-1] > 0.05 * float(row["surprise"]) - 0.01
+            assert worths[-1] > 0.02 * float(row["surprise"]) - 0.01
         assert all(row["because"] == "" for row in rows[20:])
         for row in rows[:5]:
             assert f"because of {row['because']}\n" in said
