@@ -23,7 +23,9 @@ def anomalies(
         typer.Option(help="A column (or an array of an .npz) of 0 and 1: curves and metrics; it is not fitted to."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Some columns only, as in a,b,c.")] = None,
-    exclude: Annotated[str | None, typer.Option(help="Columns to leave out, as in id,date.")] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Columns not to fit, as in id,date; anomalies.csv still has them.")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="The array of an .npz file.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows whose columns are explained.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/NAME-anomalies when not given.")] = None,
