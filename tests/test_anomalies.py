@@ -272,6 +272,7 @@ class TestCommand:
                 "Column 'b' of 'words.csv' is not numeric: line 2 has 'x'. Leave it out with --exclude b.",
             ),
             ("several.csv", 'a,b,"c, d"\n1,x,y\n', "'x'. Leave such columns out with --exclude b,2."),
+            ("index.csv", ",a,b\n0,1,x\n1,2,y\n", "'x'. Leave it out with --exclude b."),
             ("all.csv", "a,b\nx,y\n", "No numeric column is left."),
             (
                 "empty.csv",
@@ -282,7 +283,9 @@ class TestCommand:
         ):
             (tmp_path / name).write_text(text)
             assert unnorm("anomalies", tmp_path / name, "--out", tmp_path / "out") == 2
-            assert words in capsys.readouterr().err
+            said = capsys.readouterr().err
+            assert words in said
+            assert len(said.splitlines()) == 1
 
     def test_nothing_of_others_is_replaced(self, table, tmp_path, capsys):
         out = tmp_path / "out"

@@ -189,7 +189,9 @@ def _advice(table: Table, used: Sequence[str], chosen: bool, left_out: Sequence[
 
 def hints(given: Input) -> list[str]:
     """What is probably a mistake: an index, or another column that counts the rows, among those to be fitted."""
-    table, found = given.table, []
+    table, found = given.table, list[str]()
+    if any(name in table.words for name in table.columns):
+        return found  # `search` will refuse it, in one line
     for name, column in zip(table.columns, table.values.T, strict=True):
         if name in table.unnamed:
             why = "has no name in the file"

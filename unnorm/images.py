@@ -101,7 +101,9 @@ def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **
     device = fabric.device if fabric is not None else torch.device("cpu")
     own = torch.Generator(device).manual_seed(0)
     train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
-    fitted = ImageFlow.fit(train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options)
+    fitted = ImageFlow.fit(
+        train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options
+    )
     way, noise = fitted.coordinates()
     return Coordinates(Compose([Dequantize(data.levels), way]), noise, Identity())
 
