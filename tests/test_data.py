@@ -207,8 +207,59 @@ class TestTables:
 
     def test_an_empty_column_is_named(self, tmp_path):
         (tmp_path / "t.csv").write_text("a,b,\n1,2,\n3,4,\n")
-        with pytest.raises(DataError, match="Column '' has no finite value at all"):
+        with pytest.raises(DataError, match="Column 'column2' has no finite value at all. Choose others"):
             tables.finite(tables.read(tmp_path / "t.csv"), drop=False)
+
+    def test_columns_without_a_name_are_called_by_their_place(self, tmp_path):
+        (tmp_path / "t.csv").write_text(",a,,column0\n0,1,5,2\n1,3,6,4\n")
+        table = tables.read(tmp_path / "t.csv")
+        assert table.columns == ("column0_", "a", "column2", "column0")
+        assert table.unnamed == ("column0_", "column2")
+        assert tables.select(table, ["column2"]).values.tolist() == [[5], [6]]
+
+    def test_columns_without_a_name_in_parquet(self, tmp_path):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table({"": [1.0, 2.0], "name": ["x", None]}), tmp_path / "t.parquet")
+        table = tables.read(tmp_path / "t.parquet")
+        assert table.columns == ("column0", "name")
+        assert table.unnamed == ("column0",)
+        found = tables.cells(tmp_path / "t.parquet")
+        assert found.columns == table.columns
+        assert [found.texts(place) for place in (0, 1)] == [["1.0", "x"], ["2.0", ""]]
+
+    def test_cells_are_as_they_stand_in_the_file(self, tmp_path):
+        """Leading zeros, more digits than a float has, words; rows and lines are those of `read`."""
+        (tmp_path / "t.csv").write_text('\nid,zip,name\n12345678901234567,007,"a, b"\n\n2,,x\n')
+        found, table = tables.cells(tmp_path / "t.csv"), tables.read(tmp_path / "t.csv")
+        assert found.columns == table.columns
+        assert len(found.rows) == table.rows == 2
+        assert [found.texts(place) for place in (0, 1)] == [["12345678901234567", "007", "a, b"], ["2", "", "x"]]
+        assert found.lines == [3, 5]
+        (tmp_path / "u.csv").write_text("1,2\n3,4\n")
+        assert tables.cells(tmp_path / "u.csv").columns == tables.read(tmp_path / "u.csv").columns
+        np.savez(tmp_path / "t.npz", X=np.array([[1, 12345678901234567]]), y=np.zeros(1))
+        assert tables.cells(tmp_path / "t.npz").texts(0) == ["1", "12345678901234567"]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a;b\n1,5;2\n2,5;3\n", "Column 'a' of 't.csv' is not numeric: line 2 has '1,5'"),
+            ("1,5;2,25\n2,5;3,0\n", "line 2 has '2,5'"),
+            ("1,5\t-,5\n2,5\t3,0\n", "line 2 has '2,5'"),
+        ],
+    )
+    def test_decimal_commas_are_named(self, tmp_path, text, words):
+        (tmp_path / "t.csv").write_text(text)
+        with pytest.raises(DataError, match=rf"{words}.* Decimal commas are not read: write 1.5 for 1,5\."):
+            tables.finite(tables.read(tmp_path / "t.csv"), drop=False)
+
+    def test_advice_on_columns_of_words(self, tmp_path):
+        (tmp_path / "t.csv").write_text("a,b,c\nx,1,\ny,2,\n")
+        table = tables.read(tmp_path / "t.csv")
+        with pytest.raises(DataError, match="line 2 has 'x'. Not a.$"):
+            tables.finite(table, drop=False, advice=lambda names: f"Not {','.join(names)}.")
+        with pytest.raises(DataError, match="Column 'c' has no finite value at all. Not c.$"):
+            tables.finite(tables.select(table, ["b", "c"]), drop=False, advice=lambda names: f"Not {','.join(names)}.")
 
     @pytest.mark.parametrize("kind", [">f4", "<i2", "longdouble", "bool", ">u2"])
     def test_any_kind_of_number(self, tmp_path, kind):

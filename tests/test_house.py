@@ -1,10 +1,13 @@
-"""The house rules a machine can check: imports point one way, importing is silent, the README's code runs."""
+"""The house rules a machine can check: imports point one way, importing is silent, the code of README and docs runs."""
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,3 +70,30 @@ def test_readme_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         exec(compile(re.sub(r"steps=\d+", "steps=30", block), "README.md", "exec"), {})
+
+
+def test_page_on_tables_runs(tmp_path, monkeypatch):
+    """Its blocks one after the other, as a reader would: commands find the file that the first one writes."""
+    pytest.importorskip("pandas", reason="needs pandas")
+    from unnorm.cli import main
+
+    text = (ROOT / "docs" / "tables.md").read_text()
+    blocks = re.findall(r"```(python|sh)\n(.*?)```", text, flags=re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "sh"}
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    for kind, block in blocks:
+        if kind == "python":
+            exec(compile(re.sub(r"steps=\d+", "steps=30", block), "tables.md", "exec"), space)
+            continue
+        for line in block.splitlines():
+            with pytest.raises(SystemExit) as ended:
+                main(shlex.split(line)[1:])
+            assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tables.md"])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert "://" in link or (ROOT / page).parent.joinpath(link).exists(), link

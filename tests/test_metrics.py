@@ -487,6 +487,27 @@ class TestDetection:
         assert shares[0] == pytest.approx(1, abs=0.02)
         assert shares[1] == pytest.approx(0.6, abs=0.02)
         score_histogram(tmp_path / "empty.png", {"none": torch.full((3,), -math.inf)}, "")
+        with pytest.raises(InvalidValue, match="'cut' of score_histogram must be at least 0 and below 0.5. Got 0.5"):
+            score_histogram(tmp_path / "h.png", {"data": normal(100)}, cut=0.5)
+
+    @pytest.mark.parametrize("cut", [0.0, 0.005])
+    def test_histogram_leaves_out_nothing(self, tmp_path, monkeypatch, cut):
+        """One score of a thousand, far out: it has a bar of its own, or the last bar holds it and the axis says so."""
+        drawn = []
+        from matplotlib.figure import Figure
+
+        monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: drawn.append(self))
+        scores = {"usual": np.linspace(0, 1, 999), "odd": [50.0]}
+        score_histogram(tmp_path / "h.png", scores, cut=cut, counts=True, marks={"above": 0.9})
+        axis = drawn[0].axes[0]
+        assert [sum(bar.get_height() for bar in bars) for bars in axis.containers] == [999, 1]
+        last = next(bar for bar in axis.containers[1] if bar.get_height())
+        assert last.get_x() + last.get_width() == pytest.approx(50 if cut == 0 else 1, abs=0.01)
+        assert ("bar hold" in axis.get_xlabel()) == (cut > 0)
+        assert axis.get_yscale() == "log"
+        assert axis.get_ylim()[0] < 1
+        assert [line.get_xdata()[0] for line in axis.lines] == [0.9]
+        assert "above 0.9" in [text.get_text() for text in axis.get_legend().get_texts()]
 
     def test_histogram_of_what_was_detected(self, tmp_path):
         """One mapping serves both, whatever its scores are."""

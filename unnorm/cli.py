@@ -1,4 +1,4 @@
-"""The command line: `unnorm fit | score | sample | diagnose | info | reproduce | report`."""
+"""The command line: `unnorm fit | score | sample | diagnose | info | anomalies | reproduce | report`."""
 
 import csv
 import logging

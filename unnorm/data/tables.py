@@ -3,26 +3,29 @@
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unnorm.errors import DataError, InvalidValue
 from unnorm.names import unknown
 
-__all__ = ["READERS", "Table", "find", "read", "select"]
+__all__ = ["READERS", "Cells", "Table", "cells", "find", "finite", "read", "select"]
 
 CHUNK_ROWS = 8192
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", flags=re.IGNORECASE)
 
 
 class Table(NamedTuple):
     """Numbers with named columns; `named` says whether the names came with the file; `kept`, where set, picks rows.
 
-    `words` says of each column that is not numeric why not; its numbers are NaN.
+    `words` says of each column that is not numeric why not; its numbers are NaN. `unnamed` are those whose name in the
+    file is empty; they are called by their place, as in column0.
 
     >>> Table(np.zeros((3, 2)), ("a", "b"), True).rows
     3
@@ -33,10 +36,27 @@ class Table(NamedTuple):
     named: bool
     kept: np.ndarray | None = None
     words: Mapping[str, str] = MappingProxyType({})
+    unnamed: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
         return len(self.values) if self.kept is None else len(self.kept)
+
+
+class Cells(NamedTuple):
+    """What stands in a file, row by row, words and all; `lines` says where each row ends in a .csv file, from 1.
+
+    >>> Cells(("id", "a"), [["x-1", "0.5"], ["x-2", None]]).texts(1)
+    ['x-2', '']
+    """
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]] | np.ndarray
+    lines: Sequence[int] | None = None
+
+    def texts(self, place: int) -> list[str]:
+        """The cells of a row, counted from 0."""
+        return ["" if cell is None else str(cell) for cell in self.rows[place]]
 
 
 def find(name: str) -> Path:
@@ -91,11 +111,39 @@ def select(table: Table, columns: Sequence[str]) -> Table:
     return table._replace(values=table.values[:, places], columns=tuple(table.columns[place] for place in places))
 
 
-def finite(table: Table, *, drop: bool) -> Table:
-    """Refuse columns of words, and NaN and infinity (or, with `drop`, leave such rows out), a chunk at a time."""
-    for name in table.columns:
-        if name in table.words:
-            raise DataError(f"{table.words[name]} Choose others with --columns.")
+def cells(path: Path, *, key: str | None = None) -> Cells:
+    """All that stands in the file of a table, as it stands there: what `read` cannot make a number of, and its digits.
+
+    The rows are those of `read`, in its order.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        text = _csv_text(path)
+        start, delimiter, head, header = _csv_head(text, path.name)
+        found = list(_records(text, delimiter, header is not None, start))
+        columns = header or tuple(f"column{place}" for place in range(len(head)))
+        return Cells(columns, [row for _, row in found], [line for line, _ in found])
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq  # it was there for `read`
+
+        table = pq.read_table(path)
+        columns, _ = _called(table.column_names)
+        return Cells(columns, list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
+    table = read(path, key=key)
+    return Cells(table.columns, table.values)
+
+
+def _choose_others(names: Sequence[str]) -> str:
+    return "Choose others with --columns."
+
+
+def finite(table: Table, *, drop: bool, advice: Callable[[Sequence[str]], str] = _choose_others) -> Table:
+    """Refuse columns of words, and NaN and infinity (or, with `drop`, leave such rows out), a chunk at a time.
+
+    `advice` says what to do about columns without numbers.
+    """
+    if words := [name for name in table.columns if name in table.words]:
+        raise DataError(f"{table.words[words[0]]} {advice(words)}")
     bad_rows, count, first = [], 0, ""
     for start in range(0, len(table.values), CHUNK_ROWS):
         bad = ~np.isfinite(table.values[start : start + CHUNK_ROWS])
@@ -113,7 +161,7 @@ def finite(table: Table, *, drop: bool) -> Table:
             name for name, column in zip(table.columns, table.values.T, strict=True) if not np.isfinite(column).any()
         ]
         if empty:
-            raise DataError(f"Column '{empty[0]}' has no finite value at all. Choose others with --columns.")
+            raise DataError(f"Column '{empty[0]}' has no finite value at all. {advice(empty)}")
         raise DataError(
             f"{count} values in {len(dropped)} rows are NaN or infinite, the first in {first}. "
             "Leave such rows out with --drop-nonfinite."
@@ -134,6 +182,22 @@ def _array(values: np.ndarray, name: str, columns: tuple[str, ...] | None = None
         return Table(values, tuple(f"column{place}" for place in range(values.shape[1])), False)
     _unique(columns, name)
     return Table(values, columns, True)
+
+
+def _called(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of columns, and those of them that stand for none.
+
+    >>> _called(["", "a", "column0"])
+    (('column0_', 'a', 'column0'), ('column0_',))
+    """
+    called, unnamed = list(names), []
+    for place, name in enumerate(names):
+        if not name:
+            called[place] = f"column{place}"
+            while called[place] in names:
+                called[place] += "_"
+            unnamed.append(called[place])
+    return tuple(called), tuple(unnamed)
 
 
 def _unique(columns: Sequence[str], name: str) -> None:
@@ -173,20 +237,21 @@ def _read_parquet(path: Path, key: str | None) -> Table:
     except ImportError:
         raise DataError("Reading .parquet files needs pyarrow: pip install 'unnorm[parquet]'.") from None
     try:
-        names = pq.read_schema(path).names
+        names, unnamed = _called(pq.read_schema(path).names)
         _unique(names, path.name)
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"'{path.name}' is not a complete .parquet file ({problem}).") from problem
     columns, words = [], {}
-    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+    for name, column in zip(names, table.columns, strict=True):
+        kind = column.type
         if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
             words[name] = f"Column '{name}' of '{path.name}' is not numeric (it is {kind})."
             columns.append(np.full(table.num_rows, np.nan))
             continue
-        columns.append(table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False))
+        columns.append(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     values = np.stack(columns, -1) if columns else np.empty((0, 0))
-    return _array(values, path.name, tuple(table.column_names))._replace(words=words)
+    return _array(values, path.name, names)._replace(words=words, unnamed=unnamed)
 
 
 def _number(cell: str) -> float:
@@ -204,21 +269,43 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _read_csv(path: Path, key: str | None) -> Table:
+def _decimal_comma(cell: str) -> bool:
+    """Whether a cell is a number as half of the world's spreadsheets write it.
+
+    >>> [_decimal_comma(cell) for cell in ("1,5", "-,25", "1.5", "a,5")]
+    [True, True, False, False]
+    """
+    return DECIMAL_COMMA.fullmatch(cell) is not None
+
+
+def _csv_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(f"'{path.name}' is not a text file in UTF-8 ({problem.reason}).") from problem
+
+
+def _csv_head(text: str, name: str) -> tuple[int, str, list[str], tuple[str, ...] | None]:
+    """The place of the first line that is not empty, what divides its cells, these, and whether they are names."""
     lines = text.split("\n")
     start = next((place for place, line in enumerate(lines) if line.strip()), None)
     if start is None:
-        raise DataError(f"'{path.name}' is empty.")
+        raise DataError(f"'{name}' is empty.")
     first = lines[start]
     delimiter = max(",;\t", key=first.count)
+    for other in ";\t":  # 1,5;2,5 has as many commas
+        if other in first and all(_is_number(cell) or _decimal_comma(cell) for cell in first.split(other)):
+            delimiter = other
     head = next(csv.reader([first], delimiter=delimiter))
     header = None if all(_is_number(cell) for cell in head) else tuple(cell.strip() for cell in head)
     if header and sum(1 for line in lines if line.strip()) == 1:
-        raise DataError(f"'{path.name}' has a header but no rows.")
+        raise DataError(f"'{name}' has a header but no rows.")
+    return start, delimiter, head, header if header is None else _called(header)[0]
+
+
+def _read_csv(path: Path, key: str | None) -> Table:
+    text = _csv_text(path)
+    start, delimiter, head, header = _csv_head(text, path.name)
     try:  # the fast way; it fails on missing cells, quotes and words, which the slow way then names
         values = np.loadtxt(
             io.StringIO(text), delimiter=delimiter, skiprows=start + (header is not None), ndmin=2, comments=None
@@ -232,7 +319,17 @@ def _read_csv(path: Path, key: str | None) -> Table:
             values = _parse_csv(text, delimiter, header, len(head), start, path.name, words)
         except csv.Error as problem:
             raise DataError(f"'{path.name}' is not a well-formed .csv file ({problem}).") from problem
-    return _array(values, path.name, header)._replace(words=words)
+    unnamed = _called([cell.strip() for cell in head])[1] if header else ()
+    return _array(values, path.name, header)._replace(words=words, unnamed=unnamed)
+
+
+def _records(text: str, delimiter: str, header: bool, start: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows below the header, each with the number of its (last) line; empty lines are none."""
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    for row in reader:
+        blank = not row or (len(row) == 1 and not row[0].strip())
+        if not (blank or reader.line_num <= start or (header and reader.line_num == start + 1)):
+            yield reader.line_num, row
 
 
 def _parse_csv(
@@ -245,21 +342,19 @@ def _parse_csv(
     words: dict[str, str],
 ) -> np.ndarray:
     """Cell by cell; of a column that is not numeric, the first offending cell is noted in `words`."""
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     rows: list[list[float]] = []
-    for cells in reader:
-        blank = not cells or (len(cells) == 1 and not cells[0].strip())
-        if blank or reader.line_num <= start or (header and reader.line_num == start + 1):
-            continue
-        if len(cells) != width:
-            raise DataError(f"Line {reader.line_num} of '{name}' has {len(cells)} cells; the first line has {width}.")
+    for line, found in _records(text, delimiter, header is not None, start):
+        if len(found) != width:
+            raise DataError(f"Line {line} of '{name}' has {len(found)} cells; the first line has {width}.")
         row = []
-        for place, cell in enumerate(cells):
+        for place, cell in enumerate(found):
             if _is_number(cell):
                 row.append(_number(cell))
                 continue
             column = header[place] if header else f"column{place}"
-            said = f"Column '{column}' of '{name}' is not numeric: line {reader.line_num} has '{cell.strip()[:40]}'."
+            said = f"Column '{column}' of '{name}' is not numeric: line {line} has '{cell.strip()[:40]}'."
+            if _decimal_comma(cell):
+                said += " Decimal commas are not read: write 1.5 for 1,5."
             words.setdefault(column, said)
             row.append(float("nan"))
         rows.append(row)
