@@ -280,7 +280,7 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         contamination: the share of the training rows that `predict` calls anomalies, in (0, 0.5]. Of new rows it calls
             more, the fewer the training rows and the more the columns: the energies were fitted to the training rows,
             which are less unusual to them. At 0.1 it is 20 to 27% of new normal rows after 100 rows of 5 columns,
-            15 to 17% after 2,000 of 20. For a share of new rows take a quantile of `score_samples` of rows that were held out.
+            15 to 17% after 2,000 of 20. For a share of new rows take a quantile of `score_samples` of held-out rows.
         experts: networks that are averaged.
         hidden: widths of each.
         steps: of their training.
