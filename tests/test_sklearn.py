@@ -1,5 +1,6 @@
 """The scikit-learn estimators: scikit-learn's own checks, integrals in the user's units, and bad tables."""
 
+import itertools
 import warnings
 
 import joblib
@@ -17,7 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from unnorm.density import Density
-from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
+from unnorm.errors import ConstantColumnWarning, HealthWarning, InvalidValue, WeightsWarning
 from unnorm.models import MLP
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
 from unnorm.tabular import committee
@@ -38,6 +39,29 @@ def test_scikit_learns_own_checks(estimator, check):
 def rows(n=1000, seed=0):
     rng = np.random.RandomState(seed)
     return np.c_[rng.gamma(2.0, 50.0, n), rng.standard_normal(n) * 1e-3 + 7.0]
+
+
+def zeros_and_ones(n, width, seed, share):
+    """Columns of their own with this share of ones, or (None) that have a normal variable in common."""
+    rng = np.random.RandomState(seed)
+    if share is None:
+        return (rng.standard_normal((n, 1)) + rng.standard_normal((n, width)) > 0.5).astype(float)
+    return (rng.uniform(size=(n, width)) < share).astype(float)
+
+
+def log_probability(x, share):
+    """The truth of `zeros_and_ones`."""
+    if share is not None:
+        return stats.bernoulli(share).logpmf(x).sum(1)
+    nodes, masses = np.polynomial.hermite_e.hermegauss(60)
+    ones = stats.norm.cdf(nodes - 0.5)
+    count = x.sum(1, keepdims=True)
+    return np.log(ones**count * (1 - ones) ** (x.shape[1] - count) @ masses / np.sqrt(2 * np.pi))
+
+
+def total(density, *values):
+    """The sum of the probabilities of all cells with these values in each column."""
+    return np.exp(density.score_samples(np.array(list(itertools.product(*values))))).sum()
 
 
 class TestDensity:
@@ -77,6 +101,10 @@ class TestDensity:
         for column in range(2):
             assert stats.ks_2samp(drawn[:, column], x[:, column]).pvalue > 1e-4
         np.testing.assert_array_equal(drawn, density.sample(2000, random_state=1))
+        assert density.sample(np.int64(3)).shape == (3, 4)
+        for count in (0, -1, 1.5, "3", True, None):
+            with pytest.raises(InvalidValue, match="n_samples must be an int of at least 1"):
+                density.sample(count)
 
     def test_integers_have_probabilities(self):
         """Two independent columns of integers: the density at a pair is its probability."""
@@ -87,7 +115,58 @@ class TestDensity:
         exact = stats.binom(1, 0.3).pmf(pairs[:, 0]) * stats.binom(6, 0.5).pmf(pairs[:, 1])
         found = np.exp(density.score_samples(pairs))
         assert np.abs(found - exact).max() < 0.03
-        assert abs(found.sum() - 1) < 0.05
+        assert abs(found.sum() - 1) < 0.01
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+    def test_one_column_sums_to_one(self, seed, share):
+        density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 1, seed, share))
+        assert abs(total(density, np.arange(-2.0, 4.0)) - 1) < 0.003
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("share", [0.3, 0.5, None])
+    def test_two_columns_of_zeros_and_ones_sum_to_one(self, seed, share):
+        """With the neighbours of their cells, where some of the mass lies."""
+        density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 2, seed, share))
+        assert abs(total(density, *2 * [np.arange(-2.0, 4.0)]) - 1) < 0.01
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_two_columns_of_counts_sum_to_one(self, seed):
+        rng = np.random.RandomState(seed)
+        rate = rng.gamma(3.0, 1.0, 1000)
+        density = EnergyDensity(random_state=seed).fit(rng.poisson(np.c_[rate, 2 * rate].T).T.astype(float))
+        assert abs(total(density, np.arange(-2.0, 30.0), np.arange(-2.0, 50.0)) - 1) < 0.01
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("share", [0.3, None])
+    def test_four_columns_of_zeros_and_ones_sum_to_one(self, seed, share):
+        density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 4, seed, share))
+        assert abs(total(density, *4 * [np.arange(-1.0, 3.0)]) - 1) < 0.02
+
+    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("share", [0.3, None])
+    def test_eight_columns_of_zeros_and_ones(self, seed, share):
+        """Their cells hold 98% of the mass; rows that were not fitted are no likelier than under the truth."""
+        x = zeros_and_ones(5000, 8, seed, share)
+        density = EnergyDensity(random_state=seed).fit(x[:2000])
+        assert 0.95 < total(density, *8 * [[0.0, 1.0]]) < 1.01
+        gain = density.score_samples(x[2000:]) - log_probability(x[2000:], share)
+        assert -0.2 < gain.mean() < 3 * gain.std() / np.sqrt(len(gain))
+
+    def test_the_truth_of_zeros_and_ones(self):
+        cells = np.array(list(itertools.product([0.0, 1.0], repeat=3)))
+        x = zeros_and_ones(100_000, 3, 0, None)
+        found = np.array([(x == cell).all(1).mean() for cell in cells])
+        np.testing.assert_allclose(np.exp(log_probability(cells, None)), found, atol=0.006)
+
+    @pytest.mark.parametrize("width", [1, 2, 5])
+    def test_a_row_has_its_score_whatever_comes_with_it(self, width):
+        x = np.c_[zeros_and_ones(300, width, 0, 0.4), np.random.RandomState(1).standard_normal(300)]
+        density = EnergyDensity(**QUICK).fit(x)
+        scores = density.score_samples(x)
+        np.testing.assert_array_equal(density.score_samples(x), scores)
+        np.testing.assert_allclose(density.score_samples(x[7:8]), scores[7:8], rtol=1e-5)
+        np.testing.assert_allclose(density.score_samples(np.r_[x[::-1], x]), np.r_[scores[::-1], scores], rtol=1e-5)
 
     @pytest.mark.parametrize("share", [0.1, 0.5])
     def test_one_column_of_zeros_and_ones(self, share):
@@ -123,6 +202,27 @@ class TestDensity:
         one = np.r_[1e12, np.full(399, 1.1)]
         with pytest.raises(ValueError, match="nearly all of the sample weights on equal rows"):
             EnergyDensity(**QUICK).fit(x, sample_weight=one)
+
+    @pytest.mark.parametrize("kind", [EnergyDensity, EnergyOutlierDetector])
+    def test_a_row_of_weight_zero_is_left_out(self, kind):
+        """It ends no group of categories, no lattice and no constant, and has no range."""
+        rng = np.random.RandomState(0)
+        x = np.c_[rng.standard_normal(200), rng.poisson(2.0, 200), np.eye(3)[rng.randint(0, 3, 200)], np.full(200, 4.0)]
+        more = np.r_[x, [[1.7e308, 0.3, 0, 0, 0, 5.0], [-1.7e308, 0.0, 1, 1, 0, 4.0]]]
+        weights = rng.uniform(0.5, 2.0, 200)
+        with pytest.warns(ConstantColumnWarning):
+            without = kind(**OPTIONS[kind]).fit(x, sample_weight=weights)
+        with pytest.warns(ConstantColumnWarning):
+            zero = kind(**OPTIONS[kind]).fit(more, sample_weight=np.r_[weights, 0, 0])
+        assert zero.categories_ == without.categories_
+        assert zero.categories_.groups == (((2, 4),) if kind is EnergyDensity else ())
+        np.testing.assert_array_equal(zero.score_samples(x), without.score_samples(x))
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_weights_that_leave_too_few_rows(self, count):
+        weights = np.r_[np.ones(count), np.zeros(400 - count)]
+        with pytest.raises(ValueError, match="non-zero number|above zero, while a minimum of 2 is required"):
+            EnergyDensity(**QUICK).fit(rows(400), sample_weight=weights)
 
     def test_weights_that_are_no_whole_numbers(self):
         """A Gaussian of weighted rows has their weighted moments."""
@@ -346,6 +446,14 @@ class TestDetector:
         found = EnergyOutlierDetector(contamination=contamination, **SHORT).fit(x).predict(x)
         assert abs((found == -1).mean() - contamination) < 0.005
 
+    def test_contamination_of_new_rows(self):
+        """More of them are called anomalies, as the docstring says; a quantile of held-out scores gives the share."""
+        x = np.random.RandomState(0).standard_normal((6000, 20))
+        detector = EnergyOutlierDetector(random_state=0, contamination=0.1).fit(x[:1000])
+        assert (detector.predict(x[2000:]) == -1).mean() > 0.13
+        scores = detector.score_samples(x[1000:])
+        assert abs((scores[1000:] < np.quantile(scores[:1000], 0.1)).mean() - 0.1) < 0.03
+
 
 BAD = {
     "nan": (np.array([[1.0, np.nan], [2.0, 3.0]]), "Input X contains NaN"),
@@ -365,6 +473,31 @@ BAD = {
 
 @pytest.mark.parametrize("kind", [EnergyDensity, EnergyOutlierDetector])
 class TestBadTables:
+    def test_dates_are_refused(self, kind):
+        """By name, whatever holds them: numpy would count them in the unit they are stored in, or fail in its words."""
+        pandas = pytest.importorskip("pandas")
+        polars = pytest.importorskip("polars")
+        days = np.datetime64("2024-01-01") + np.arange(50)
+        fitted = kind(**OPTIONS[kind]).fit(rows(50))
+        for values in (days, days - days[0], pandas.Series(days).dt.tz_localize("UTC")):
+            frame = pandas.DataFrame({"a": rows(50)[:, 0], "day": values})
+            for table in (frame, frame[["day"]], polars.from_pandas(frame)):
+                with pytest.raises(TypeError, match="Column 'day' of X holds dates or times"):
+                    kind(**OPTIONS[kind]).fit(table)
+            with pytest.raises(TypeError, match="Column 'day' of X holds dates or times"):
+                fitted.score_samples(frame)
+        with pytest.raises(TypeError, match="X holds dates or times"):
+            kind(**OPTIONS[kind]).fit(np.c_[days, days])
+
+    def test_a_lazy_frame_is_refused(self, kind):
+        polars = pytest.importorskip("polars")
+        frame = polars.DataFrame({"a": rows(50)[:, 0], "b": rows(50)[:, 1]})
+        with pytest.raises(TypeError, match=r"X is a LazyFrame.* Pass X\.collect\(\)"):
+            kind(**OPTIONS[kind]).fit(frame.lazy())
+        fitted = kind(**OPTIONS[kind]).fit(frame)
+        with pytest.raises(TypeError, match=r"Pass X\.collect\(\)"):
+            fitted.score_samples(frame.lazy())
+
     @pytest.mark.parametrize("name", BAD)
     def test_refused_in_scikit_learns_words(self, kind, name):
         table, words = BAD[name]

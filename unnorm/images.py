@@ -143,7 +143,7 @@ def fast(model: T, device: torch.device) -> T:
     model = model.to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.net.compile()  # type: ignore[operator]
+        model.net.compile()
     return model
 
 

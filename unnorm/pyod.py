@@ -22,7 +22,7 @@ class EnergyOD(BaseDetector):
 
     Args:
         contamination, experts, hidden, steps, max_time, device, random_state, n_jobs, verbose: as of
-            `EnergyOutlierDetector`.
+            `EnergyOutlierDetector`; so is `contamination` the share of the training rows, and exceeded by new ones.
 
     >>> x = np.random.RandomState(0).standard_normal((200, 2))
     >>> detector = EnergyOD(contamination=0.05, steps=20, random_state=0).fit(x)

@@ -4,7 +4,8 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats.qmc import Sobol
+import torch
+from torch.quasirandom import SobolEngine
 
 from unnorm.errors import ConstantColumnWarning
 
@@ -13,7 +14,8 @@ __all__ = ["Columns", "copies", "weighted"]
 MOST_REPEATED = 20  # times as many rows as there are, at most, to stand for weights
 FINER = 4  # times as many, where weights are no multiples of one of them
 WHOLE = 1e-9
-CELL_POINTS = 32  # a power of two, as Sobol asks for
+CELL_POINTS = 256, 512, 1024  # in one discrete column, in up to four, in more; powers of two, as Sobol asks for
+FEW = 4
 LARGEST_INTEGER = 2.0**40
 SAME = 1e-9  # of a column's range: values closer than this differ by rounding
 OFF_LATTICE = 0.01  # of a step
@@ -82,15 +84,25 @@ class Columns(NamedTuple):
         return np.where(self.lattice, self.origin + step * np.round((varying - self.origin) / step), varying)
 
     def shifts(self) -> np.ndarray:
-        """Places within the cells, evenly spread; of a table without discrete columns one, its middle."""
+        """Places within the cells, of the columns that vary: the same at each call.
+
+        In one discrete column they are the middles of equal parts. In several they are scrambled Sobol points:
+        the first of the unscrambled ones lie on the diagonal, where dependent columns have the peaks of their density.
+        """
         count = int(self.discrete.sum())
-        if not count:
-            return np.zeros((1, len(self.kept)))
-        places = np.zeros((CELL_POINTS, len(self.kept)))
-        columns = np.flatnonzero(self.kept)[self.discrete]
-        even = Sobol(count, scramble=False).random(CELL_POINTS) + 0.5 / CELL_POINTS  # of one column, the middles
-        places[:, columns] = (even - 0.5) * self.cells[self.discrete]
+        places = np.zeros((_points(count), len(self.cells)))
+        if count == 1:
+            even = (np.arange(len(places))[:, None] + 0.5) / len(places)
+        else:
+            even = SobolEngine(count, scramble=True, seed=0).draw(len(places), dtype=torch.float64).numpy()
+        places[:, self.discrete] = (even - 0.5) * self.cells[self.discrete]
         return places
+
+
+def _points(count: int) -> int:
+    """How many in the cell of so many discrete columns."""
+    one, few, many = CELL_POINTS
+    return one if count == 1 else few if count <= FEW else many
 
 
 def _cell(column: np.ndarray) -> tuple[float, bool]:
