@@ -797,10 +797,9 @@ class TestPlan:
         truth = stats.norm.sf(edge) * math.sqrt(2 * math.pi)
         assert mean_is(run.log_w.exp(), truth)
 
-    def test_too_far_away(self, monkeypatch):
-        monkeypatch.setattr("unnorm.partition.path.MOST_STAGES", 3)
+    def test_too_far_away(self):
         with pytest.raises(InvalidValue, match="needs more than 3 temperatures: the noise is too far away"):
-            plan(lambda x: -100 * (x - 50).square().sum(-1), Gaussian(5), generator=seeded())
+            plan(lambda x: -100 * (x - 50).square().sum(-1), Gaussian(5), most=3, generator=seeded())
 
 
 # Annealed importance sampling. Two normals in one dimension: log Z = 0.7, and exact draws.

@@ -133,7 +133,7 @@ def bits_per_dim(
         chunk: rows at a time.
         generator: draws the dequantisations.
 
-    >>> from unnorm.data import Logit
+    >>> from unnorm.data import Dequantize, Logit
     >>> uniform = lambda z: torch.zeros(len(z))          # on the unit cube: each of 256 levels is as likely
     >>> bits_per_dim(uniform, torch.tensor([[0, 255], [7, 7]]), Dequantize(256), log_z=None).value
     8.0
