@@ -9,34 +9,45 @@ from unnorm.errors import Interrupted, InvalidValue
 from unnorm.terminal import JsonFlag, Seed, as_given, print_json, was_given
 
 if TYPE_CHECKING:
+    from unnorm.paper.mnist.study import Study as Images
     from unnorm.paper.toy2d.study import Study
 
 __all__ = ["report", "reproduce"]
 
-STUDIES = {"toy2d": ("size", "device", "jobs", "backend", "methods", "data"), "gaussian-mean": ("quick",)}
+STUDIES = {
+    "toy2d": ("size", "device", "jobs", "backend", "methods", "data"),
+    "mnist": ("size", "device", "methods", "noises", "root"),
+    "gaussian-mean": ("quick",),
+}
 
 
 def reproduce(
     context: typer.Context,
     study: Annotated[
         str,
-        typer.Argument(metavar="STUDY", help="toy2d: the six synthetic sets. gaussian-mean: the case study."),
+        typer.Argument(
+            metavar="STUDY", help="toy2d: the six synthetic sets. mnist: digits. gaussian-mean: the case study."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
     size: Annotated[
         str,
         typer.Option(
-            help="toy2d: smoke (to try it; its numbers mean nothing), laptop (15 minutes) or full (a GPU; or 70 hours "
-            "of a CPU core)."
+            help="toy2d, mnist: smoke (to try it; its numbers mean nothing), laptop (15 minutes; mnist: digits of "
+            "8 x 8 that need no file) or full (a GPU)."
         ),
     ] = "laptop",
-    device: Annotated[str, typer.Option(help="toy2d: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="toy2d, mnist: auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int | None, typer.Option(min=1, help="toy2d: processes. [default: the cores; smoke: 1]")] = None,
     backend: Annotated[
         str, typer.Option(help="toy2d: joblib's, for --jobs: loky (local processes), dask, ray, ...")
     ] = "loky",
-    methods: Annotated[str | None, typer.Option(help="toy2d: some methods only, as in meco,nce.")] = None,
+    methods: Annotated[str | None, typer.Option(help="toy2d, mnist: some methods only, as in meco,nce.")] = None,
     data: Annotated[str | None, typer.Option(help="toy2d: some data sets only, as in moons,circles.")] = None,
+    noises: Annotated[str | None, typer.Option(help="mnist: some noises only, as in gaussian,copula.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="mnist: the folder of the data sets. [default: what UNNORM_DATA names]")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="gaussian-mean: fewer seeds, distances and rows: looser numbers.")
     ] = False,
@@ -46,13 +57,14 @@ def reproduce(
 ) -> None:
     """Run a study of the paper; write its numbers, its tables and its figures.
 
-    A toy2d that was stopped goes on where it stopped when it is called again.
+    A toy2d or mnist that was stopped goes on where it stopped when it is called again.
     """
     from unnorm.names import unknown
 
     if study not in STUDIES:
         raise InvalidValue(unknown("study", study, STUDIES))
-    foreign = [name for name in STUDIES["gaussian-mean" if study == "toy2d" else "toy2d"] if was_given(context, name)]
+    every = dict.fromkeys(name for names in STUDIES.values() for name in names)
+    foreign = [name for name in every if name not in STUDIES[study] and was_given(context, name)]
     if foreign:
         raise InvalidValue(f"The study '{study}' has no option {', '.join(f'--{name}' for name in foreign)}.")
     folder = out or Path("runs") / study
@@ -60,23 +72,53 @@ def reproduce(
         _reproduce_gaussian_mean(folder, quick, seed, force, as_json)
         return
     from unnorm.device import fabric_for
+
+    kind, command = fabric_for(device).device.type, f"unnorm reproduce {study}" + as_given(context)
+    if study == "mnist":
+        from unnorm.paper.mnist.study import Study as Images
+
+        images = Images(size, seed, kind, _names(methods), _names(noises), root)
+        _reproduce_mnist(images, folder, command, force, as_json)
+        return
     from unnorm.paper.start import cores
     from unnorm.paper.toy2d.study import Study
 
-    kind = fabric_for(device).device.type
     processes = jobs or (1 if size == "smoke" else cores())
     chosen = Study(size, seed, kind, processes, backend, _names(methods), _names(data))
-    _reproduce_toy2d(chosen, folder, f"unnorm reproduce {study}" + as_given(context), force, as_json)
+    _reproduce_toy2d(chosen, folder, command, force, as_json)
 
 
 def _reproduce_toy2d(study: "Study", folder: Path, command: str, force: bool, as_json: bool) -> None:
     from unnorm.paper.toy2d.report import write
 
+    _run(study, folder, command, force, as_json)
+    _print_report(folder, write(folder), as_json)
+
+
+def _run(study: "Study | Images", folder: Path, command: str, force: bool, as_json: bool) -> None:
     try:
         study.run(folder, command=command, force=force, progress=False if as_json else None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         raise Interrupted(f"Stopped. What is finished is in '{folder}': the same command goes on from there.") from None
-    _print_report(folder, write(folder), as_json)
+
+
+def _reproduce_mnist(study: "Images", folder: Path, command: str, force: bool, as_json: bool) -> None:
+    from unnorm.paper.mnist.report import write
+
+    _run(study, folder, command, force, as_json)
+    _print_mnist(folder, write(folder), as_json)
+
+
+def _print_mnist(folder: Path, files: list[Path], as_json: bool) -> None:
+    from unnorm.paper.mnist.results import headlines, read, summarise
+
+    results = read(folder)
+    if as_json:
+        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": summarise(results)})
+        return
+    for line in headlines(results):
+        typer.echo(f"- {line}")
+    typer.echo(f"The whole report is {folder / 'report.html'}; beside it are report.md, its figures and results.jsonl.")
 
 
 def _reproduce_gaussian_mean(folder: Path, quick: bool, seed: int, force: bool, as_json: bool) -> None:
@@ -92,19 +134,23 @@ def _reproduce_gaussian_mean(folder: Path, quick: bool, seed: int, force: bool, 
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'unnorm reproduce toy2d'.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'unnorm reproduce'.")],
     as_json: JsonFlag = False,
 ) -> None:
     """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
     from unnorm.paper.gaussian_report import wrote
+    from unnorm.paper.mnist import report as mnist
+    from unnorm.paper.mnist.results import is_ours
     from unnorm.paper.toy2d.report import write
 
     if wrote(folder):
         raise InvalidValue(
             f"'{folder}' holds the study gaussian-mean, whose report is its table.md: 'unnorm reproduce gaussian-mean' "
-            "writes it with its numbers. This command is for toy2d."
+            "writes it with its numbers. This command is for toy2d and mnist."
         )
-
+    if is_ours(folder):
+        _print_mnist(folder, mnist.write(folder), as_json)
+        return
     _print_report(folder, write(folder), as_json)
 
 

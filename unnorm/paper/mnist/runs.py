@@ -1,0 +1,221 @@
+"""One run of the study of images: trained for its seconds, normalised from both ends, its samples judged."""
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unnorm.bridges import respaced
+from unnorm.data.transforms import Transform
+from unnorm.errors import HealthWarning, InvalidValue, NonFiniteObjective
+from unnorm.estimators import MECO, Telescope, even_alphas
+from unnorm.estimators.base import Estimator
+from unnorm.metrics import BitsPerDim, bits_per_dim
+from unnorm.models import Bridged
+from unnorm.paper.mnist.judge import Judge, nearest
+from unnorm.paper.mnist.problem import Problem
+from unnorm.paper.mnist.spec import METHODS, Row
+from unnorm.partition import Annealing, Schedule, ais, bracket, plan
+from unnorm.partition.routes import route
+from unnorm.plots import sheet
+from unnorm.samplers import HMC
+from unnorm.samplers.base import frozen
+from unnorm.samplers.run import run as run_chains
+from unnorm.train import fit
+from unnorm.training import Training
+from unnorm.types import History
+
+__all__ = ["bits_of_noise", "outcome", "spacing", "step_seconds"]
+
+LEAST_BRIDGES = 2
+TIMED, WARM = 40, 20  # steps of a trial of the step's time, and those before the clock counts
+POINTS = 60  # of a curve
+MEMORISED = 20  # samples that are shown beside their nearest training images
+LOST_STEPS = 200  # of chains on a model to which no path leads
+
+
+def bits_of_noise(problem: Problem, noise: str) -> dict[str, float]:
+    """Bits per dimension of the test images under a noise with a density, alone."""
+    where = problem.where(noise)
+    alone = problem.training_noise(noise) if noise == "smoothed" else where.noise
+    found = bits_per_dim(
+        alone,
+        problem.data.test.images.to(problem.fabric.device),
+        where.transform,
+        log_z=None,
+        chunk=500,
+        generator=_own(problem, 3),
+    )
+    return {"bits": found.value, "se": found.stderr}
+
+
+def _scored(problem: Problem, log_prob: nn.Module, transform: Transform) -> BitsPerDim:
+    images = problem.data.test.images.to(problem.fabric.device)
+    return bits_per_dim(log_prob, images, transform, log_z=None, chunk=500, generator=_own(problem, 3))
+
+
+def spacing(problem: Problem, noise: str) -> dict[str, Any]:
+    """Waymarks that lie as far from each other as wanted, by the gaps that a short training with even ones shows."""
+    size, where = problem.size, problem.where(noise)
+    row, even = Row("bridges-meco", noise), even_alphas(size.even)
+    model, estimator = problem.model(row, size.even, 0), Telescope(where.noise, even)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
+        _fit(problem, row, model, estimator, size.trial, 0, None)
+    with torch.no_grad():
+        x = problem.held_out(noise, 1000)
+        gaps = estimator.gaps(model, x, generator=_own(problem, 4)).tolist()
+    alphas = respaced(even, gaps, size.wanted, LEAST_BRIDGES)
+    return {"alphas": alphas, "gaps": gaps, "even": size.even, "seconds": time.perf_counter() - began}
+
+
+def step_seconds(problem: Problem, row: Row, alphas: Sequence[float]) -> float:
+    """Of one step of training, after the first ones."""
+    model = problem.model(row, len(alphas) - 1, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HealthWarning)
+        history = _fit(problem, row, model, _estimator(problem, row, alphas), TIMED, 0, None)
+    seconds = dict(zip(history["step"], history["seconds"], strict=True))
+    return float(seconds[TIMED] - seconds[WARM]) / (TIMED - WARM)
+
+
+def outcome(
+    problem: Problem, row: Row, seed: int, steps: int, alphas: Sequence[float], judge: Judge, folder: Path, more: bool
+) -> dict[str, Any]:
+    """Train, normalise, sample, judge; `more` also shows how log Z converges with the temperatures.
+
+    A run that was killed while training goes on from its checkpoint. Sheets of samples are written into the folder.
+    """
+    model = problem.model(row, len(alphas) - 1, seed)
+    kept = folder / f"run-{row.name}-{seed}"
+    facts: dict[str, Any] = {"bridges": len(alphas) - 1 if METHODS[row.method].bridged else 0, "steps": steps}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HealthWarning)  # the history has them
+            history = _fit(problem, row, model, _estimator(problem, row, alphas), steps, seed, kept)
+    except NonFiniteObjective as problem_found:
+        return facts | {"status": "diverged", "why": str(problem_found)}
+    facts |= {"warnings": list(history.warnings), "seconds": float(history["seconds"][-1]), **_curve(history)}
+    found, chains = _normalised(problem, row, model, seed, more)
+    facts |= found
+    name = f"samples-{row.name}-{seed}.png"
+    images = problem.where(row.noise).transform.inverse(chains.double()).cpu()
+    sheet(folder / name, images[:100], levels=problem.data.levels)
+    facts |= {"sheet": name, **judge.verdict(images)._asdict()}
+    near = nearest(images, problem.data.train.images, problem.data.levels)
+    if more:
+        pairs = torch.cat([images[:MEMORISED], near.images[:MEMORISED].to(images)])
+        sheet(folder / f"nearest-{row.name}.png", pairs, columns=MEMORISED, levels=problem.data.levels)
+        facts["nearest_sheet"] = f"nearest-{row.name}.png"
+    facts["nearest"] = float(near.distance.median())
+    for left in kept.glob("*"):  # its lines are all that is needed from here on
+        left.unlink()
+    kept.rmdir()
+    return facts
+
+
+def _estimator(problem: Problem, row: Row, alphas: Sequence[float]) -> Estimator:
+    method = METHODS[row.method]
+    if method.bridged:
+        return Telescope(problem.where(row.noise).noise, alphas, method.estimator)
+    n_noise, make = problem.size.n_noise, method.estimator
+    options: Any = {"n_noise": n_noise} if make is MECO else {"nu": n_noise / problem.size.batch}
+    return make(problem.training_noise(row.noise), **options)
+
+
+def _fit(
+    problem: Problem, row: Row, model: nn.Module, estimator: Estimator, steps: int, seed: int, folder: Path | None
+) -> History:
+    method = METHODS[row.method]
+    training = Training(
+        steps=steps,
+        batch=problem.size.batch,
+        lr=method.lr,
+        beta=method.beta,
+        optimizer=method.optimizer,
+        schedule="cosine",
+        iterate="ema",
+        log_every=max(1, min(WARM, steps // POINTS)),
+        checkpoint_every=2000,
+        seed=seed,
+    )
+    rows = problem.where(row.noise).rows(problem.data.train.images, problem.fabric.device, seed)
+    resume = folder is not None and (folder / "checkpoint.safetensors").exists()
+    return fit(model, estimator, rows, training, fabric=problem.fabric, folder=folder, resume=resume, progress=False)
+
+
+def _curve(history: History) -> dict[str, Any]:
+    """Training in a few points: the step, the value (the claimed nats), the largest gap, and the worst share."""
+    every = max(1, len(history) // POINTS)
+    found = {name: history[name][::every] for name in ("step", "value", "gap", "ess")}
+    return {"curve": {name: [round(float(value), 4) for value in values] for name, values in found.items() if values}}
+
+
+def _own(problem: Problem, seed: int) -> torch.Generator:
+    return torch.Generator(problem.fabric.device).manual_seed(seed)
+
+
+def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: bool) -> tuple[dict[str, Any], Tensor]:
+    """Bits per dimension with both sides of log Z, and chains that ended at the model."""
+    size, where = problem.size, problem.where(row.noise)
+    generator, began = _own(problem, 1000 + seed), time.perf_counter()
+    path = "bridges" if isinstance(model, Bridged) else "geometric"
+    try:
+        with frozen(model) as target, torch.no_grad():
+            schedule = plan(target, where.noise, path=path, n_chains=size.pilot, most=size.stages, generator=generator)
+    except InvalidValue as refusal:
+        lost = {"status": "diverged", "why": f"Annealed chains do not reach the model: {refusal}"}
+        return lost, _lost_chains(model, where.noise.sample(size.chains, generator=generator), generator)
+    piloted = time.perf_counter() - began
+    held_out, sides, forward = problem.held_out(row.noise, size.chains), [], None
+    for n in size.betas if more else size.betas[-1:]:
+        forward, found = _sides(model, problem, row, schedule.spread(n), held_out, generator)
+        sides.append(found)
+    assert forward is not None
+    scored = _scored(problem, model, where.transform)
+    nats = problem.dims * math.log(2)
+    claimed = sides[-1]
+    facts = {"status": "ok", "se": scored.stderr, "raw_bits": scored.value, "pilot_seconds": piloted, "sides": sides}
+    bits = {side: scored.value + claimed[side] / nats for side in ("lower", "joined", "upper")}
+    facts |= bits
+    if not all(math.isfinite(side) for side in bits.values()):
+        facts |= {"status": "diverged", "why": "log Z is not finite."}
+    return facts | {"length": schedule.length, "path": path}, _settled(model, problem, row, forward, generator)
+
+
+def _sides(
+    model: nn.Module, problem: Problem, row: Row, schedule: Schedule, held_out: Tensor, generator: torch.Generator
+) -> tuple[Annealing, dict[str, Any]]:
+    size, noise = problem.size, problem.where(row.noise).noise
+    began = time.perf_counter()
+    forward = ais(model, noise, n_chains=size.chains, schedule=schedule, generator=generator)
+    found = bracket(
+        model, noise, held_out, n_chains=size.chains, forward=forward, settle=size.settle, generator=generator
+    )
+    facts: dict[str, Any] = {"betas": len(schedule), "evaluations": schedule.evaluations, "chains": size.chains}
+    for name, side in (("lower", found.lower), ("joined", found.log_z), ("upper", found.upper)):
+        facts |= {name: side.value, f"{name}_stderr": side.stderr, f"{name}_ess": side.ess}
+    return forward, facts | {"unseen": found.unseen, "seconds": time.perf_counter() - began}
+
+
+def _settled(model: nn.Module, problem: Problem, row: Row, forward: Annealing, generator: torch.Generator) -> Tensor:
+    """The annealed chains after more transitions of the model; not chosen by weight, so that none is there twice."""
+    sampler = forward.schedule.samplers[-1]
+    with frozen(model) as target, torch.no_grad():
+        end = route(forward.schedule.path, target, problem.where(row.noise).noise).at(1.0)
+        state = end.position(forward.x)
+        for _ in range(problem.size.settle):
+            state, _ = sampler.step(state, end, generator=generator)
+    return state.x
+
+
+def _lost_chains(model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Where plain chains get from the noise, with a step size of their own: all there is to show of such a model."""
+    chain = run_chains(HMC(0.01, 5), model, x, 1, warmup=LOST_STEPS, generator=generator)
+    return chain.samples[-1]
