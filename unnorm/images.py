@@ -139,9 +139,13 @@ def bridged(
 
 
 def fast(model: T, device: torch.device) -> T:
-    """On a GPU: channels last, and the network compiled; elsewhere as it is."""
+    """On a GPU: channels last, and the network compiled; elsewhere as it is.
+
+    What was compiled before is forgotten: torch asks whether it fits at each call, and after eight of a kind gives up.
+    """
     model = model.to(device)
     if device.type == "cuda":
+        torch.compiler.reset()
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.net.compile()
     return model

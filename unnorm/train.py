@@ -252,7 +252,9 @@ class _Run:
         validating = self.validation is not None and t % self.training.validate_every == 0
         logging = last or validating or t == 1 or t % self.training.log_every == 0
         if logging or bar.due():
+            waited = time.perf_counter()
             numbers = _floats(info)
+            self.seconds += time.perf_counter() - waited  # a GPU was still at work on the steps before
             bar.show(t, numbers)
             if validating:
                 numbers["validation"] = self._validate()
