@@ -202,3 +202,34 @@ def _md5(content):
     import hashlib
 
     return hashlib.md5(content).hexdigest()
+
+
+class TestShifts:
+    def rows(self, shift, n=400):
+        image = torch.zeros(1, 2, 5, 4, dtype=torch.uint8)
+        image[0, 0, 2, 1], image[0, 1, 3, 2] = 10, 20
+        images = image.expand(n, -1, -1, -1).contiguous()
+        rows = ImageRows(images, Dequantize(256), generator=torch.Generator().manual_seed(0), shift=shift)
+        return (rows[torch.arange(n)] * 256).floor()
+
+    def test_each_image_moves_by_itself_and_as_a_whole(self):
+        found = self.rows(1)
+        places = [tuple((channel > 5).nonzero()[0].tolist()) for channel in found[:, 0]]
+        assert set(places) == {(2 + i, 1 + j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+        for image, (i, j) in zip(found, places, strict=True):
+            assert image[1, i + 1, j + 1] == 20  # the other channel with it
+            assert int((image > 0).sum()) == 2
+        counts = np.unique(places, axis=0, return_counts=True)[1]
+        assert counts.min() > 20  # of 400, nine places: 44 each
+
+    def test_what_leaves_is_gone_and_what_comes_in_is_zero(self):
+        found = self.rows(3)
+        assert int((found > 0).flatten(1).sum(1).min()) < 2
+        assert set(found.unique().tolist()) == {0.0, 10.0, 20.0}
+
+    def test_none_changes_nothing(self):
+        assert torch.equal(self.rows(0)[0, 0].nonzero(), torch.tensor([[2, 1]]))
+
+    def test_wrong_use(self):
+        with pytest.raises(InvalidValue, match="'shift' of ImageRows must not be negative"):
+            self.rows(-1)

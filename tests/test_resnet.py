@@ -190,6 +190,21 @@ class TestResNet:
         x = images(3, (1, 6, 6))
         assert torch.equal(again.eval()(x), net(x))
 
+    def test_dropout_drops_while_training_only(self):
+        net = ResNet((1, 6, 6), (4,), 1, 5, dropout=0.5, generator=seeded())
+        with torch.no_grad():
+            for parameter in net.parameters():  # all begins at zero where it is added
+                parameter.add_(0.3)
+        x = torch.randn(3, 1, 6, 6, generator=seeded())
+        assert not torch.equal(net(x), net(x))
+        net.eval()
+        assert torch.equal(net(x), net(x))
+        assert net.config["dropout"] == 0.5
+        plain = ResNet((1, 6, 6), (4,), 1, 5, generator=seeded())
+        plain.load_state_dict(net.state_dict())
+        assert torch.equal(plain.eval()(x), net(x))
+        assert "dropout" not in plain.config
+
     def test_a_wide_one_is_as_deep_as_it_says(self):
         """28-10 of the paper: 25 convolutions of its stages and the stem; ours has two more for its strides."""
         net = WideResNet((3, 32, 32), 28, 2)

@@ -46,9 +46,9 @@ class Coordinates:
     def to(self, device: torch.device | str) -> "Coordinates":
         return Coordinates(self.transform.to(device), self.noise.to(device), self.seen.to(device))
 
-    def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0) -> ImageRows:
-        """Bytes as rows there, dequantised anew at each reading by numbers of this seed."""
-        return ImageRows(images, self.transform, device, torch.Generator(device).manual_seed(seed))
+    def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0, shift: int = 0) -> ImageRows:
+        """Bytes as rows there, dequantised (and shifted) anew at each reading by numbers of this seed."""
+        return ImageRows(images, self.transform, device, torch.Generator(device).manual_seed(seed), shift=shift)
 
 
 def coordinates(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unnorm.data.formats import cifar_archive, cifar_records, folder_of_images, packed, svhn_matrix
 from unnorm.data.idx import parsed_idx, read_idx
@@ -72,6 +73,8 @@ class ImageRows:
         device: where they are kept and transformed.
         generator: draws the places within the bytes' cells; on the device.
         dtype: of the rows.
+        shift: pixels by which an image is moved at most, up or down and left or right, anew at each reading; what
+            comes in is 0.
 
     >>> rows = ImageRows(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), Dequantize(256))
     >>> rows[torch.tensor([0, 2])].shape, bool((rows[torch.tensor([1])] >= 255 / 256).all())
@@ -85,9 +88,12 @@ class ImageRows:
         device: torch.device | str = "cpu",
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float32,
+        shift: int = 0,
     ):
+        if shift < 0:
+            raise InvalidValue(f"The 'shift' of ImageRows must not be negative. Got {shift}.")
         self.images, self.transform = images.to(device), transform.to(device)
-        self.generator, self.dtype = generator, dtype
+        self.generator, self.dtype, self.shift = generator, dtype, shift
 
     def __len__(self) -> int:
         return len(self.images)
@@ -99,7 +105,21 @@ class ImageRows:
     def __getitem__(self, index: Tensor, /) -> Tensor:
         with torch.no_grad():
             rows = self.images[index.to(self.images.device)]
+            if self.shift:
+                rows = _shifted(rows, self.shift, self.generator)
             return self.transform(rows, generator=self.generator)[0].to(self.dtype)
+
+
+def _shifted(images: Tensor, most: int, generator: torch.Generator | None) -> Tensor:
+    """Each image by a draw of its own."""
+    n, _, height, width = images.shape
+    move = torch.randint(2 * most + 1, (2, n, 1), generator=generator, device=images.device)
+    down, right = (
+        start + torch.arange(side, device=images.device) for start, side in zip(move, (height, width), strict=True)
+    )
+    place = torch.arange(n, device=images.device)[:, None, None]
+    wide = pad(images, (most,) * 4)
+    return wide[place, :, down[:, :, None], right[:, None, :]].movedim(-1, 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, silu
+from torch.nn.functional import dropout, normalize, silu
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
@@ -35,6 +35,8 @@ class ResNet(nn.Module):
         spectral: hold the largest singular value of every weight but the last layer's at one or below, by a step of
             the power iteration at each training pass (Miyato et al. 2018; a convolution's weight as a matrix).
         checkpointing: compute blocks anew in the backward pass: less memory, a third more time.
+        dropout: share of each block's inner numbers that are dropped while training. Which ones is torch's global
+            generator's choice: such a run is not the same to the bit when it is repeated or resumed.
         generator: draws the initial weights.
 
     >>> net = ResNet((1, 8, 8), widths=(4, 8), blocks=1, features=16, outputs=3)
@@ -53,26 +55,29 @@ class ResNet(nn.Module):
         pooled: bool = False,
         spectral: bool = False,
         checkpointing: bool = False,
+        dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
         shape = event if isinstance(event, int) else tuple(event)
         self.event, self.widths, self.blocks = event_shape(shape), tuple(widths), blocks
         self.features, self.outputs = features, outputs
-        self.pooled, self.spectral, self.checkpointing = pooled, spectral, checkpointing
+        self.pooled, self.spectral, self.checkpointing, self.dropout = pooled, spectral, checkpointing, dropout
         if len(self.event) != 3:
             raise InvalidValue(f"The 'event' of ResNet must be (channels, height, width). Got {self.event}.")
         if blocks < 1 or not self.widths or min(self.widths) < 1:
             raise InvalidValue(f"A ResNet needs widths and blocks. Got widths {self.widths} and blocks {blocks}.")
         if features < 1 or (outputs is not None and outputs < 1):
             raise InvalidValue(f"The 'features' and 'outputs' of ResNet must be positive. Got {features}, {outputs}.")
+        if not 0 <= dropout < 1:
+            raise InvalidValue(f"The 'dropout' of ResNet must be in [0, 1). Got {dropout}.")
         channels, height, width = self.event
         stages: list[nn.Module] = [_convolution(channels, self.widths[0], generator)]
         for place, wide in enumerate(self.widths):
             if place:
                 stages.append(_convolution(self.widths[place - 1], wide, generator, stride=2))
                 height, width = math.ceil(height / 2), math.ceil(width / 2)
-            stages += [_Block(wide, generator) for _ in range(blocks)]
+            stages += [_Block(wide, dropout, generator) for _ in range(blocks)]
         self.stages = nn.Sequential(*stages)
         self.gather = nn.Linear(self.widths[-1] * (1 if pooled else height * width), features)
         self.last = nn.Linear(features, outputs or 1)
@@ -90,8 +95,11 @@ class ResNet(nn.Module):
     def config(self) -> Mapping[str, Any]:
         shape = {"event": list(self.event), "widths": list(self.widths), "blocks": self.blocks}
         settings = {**shape, "features": self.features, "outputs": self.outputs}
-        flags = {name: True for name in ("pooled", "spectral", "checkpointing") if getattr(self, name)}
-        return settings | flags
+        return settings | self._flags("pooled", "spectral", "checkpointing", "dropout")
+
+    def _flags(self, *names: str) -> dict[str, Any]:
+        """Those that are not as usual."""
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
@@ -110,7 +118,7 @@ class WideResNet(ResNet):
         depth: 6 n + 4 layers, n blocks in each stage.
         width: times 16, 32 and 64 channels.
         outputs: as of `ResNet`.
-        options: `spectral`, `checkpointing` and `generator` of `ResNet`.
+        options: `spectral`, `checkpointing`, `dropout` and `generator` of `ResNet`.
 
     >>> net = WideResNet((3, 32, 32), depth=10, width=1)
     >>> net(torch.zeros(2, 3, 32, 32)).shape, net.widths
@@ -131,17 +139,18 @@ class WideResNet(ResNet):
     @property
     def config(self) -> Mapping[str, Any]:
         own = {"event": list(self.event), "depth": self.depth, "width": self.width, "outputs": self.outputs}
-        return own | {name: True for name in ("spectral", "checkpointing") if getattr(self, name)}
+        return own | self._flags("spectral", "checkpointing", "dropout")
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, generator: torch.Generator | None):
+    def __init__(self, width: int, dropout: float, generator: torch.Generator | None):
         super().__init__()
+        self.dropout = dropout
         self.first, self.second = (_convolution(width, width, generator) for _ in range(2))
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(silu(self.first(silu(x))))
+        return x + self.second(dropout(silu(self.first(silu(x))), self.dropout, self.training))
 
 
 def _convolution(before: int, after: int, generator: torch.Generator | None, stride: int = 1) -> nn.Conv2d:

@@ -145,7 +145,8 @@ def _fit(
         checkpoint_every=2000,
         seed=seed,
     )
-    rows = problem.where(row.noise).rows(problem.data.train.images, problem.fabric.device, seed)
+    size, where = problem.size, problem.where(row.noise)
+    rows = where.rows(problem.data.train.images, problem.fabric.device, seed, size.shift)
     resume = folder is not None and (folder / "checkpoint.safetensors").exists()
     return fit(model, estimator, rows, training, fabric=problem.fabric, folder=folder, resume=resume, progress=False)
 

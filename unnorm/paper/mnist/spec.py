@@ -101,6 +101,7 @@ class Size:
         seeds: of every row.
         net: of the `ResNet`.
         batch: images in a step; of bridges, at each waymark.
+        shift: pixels by which training images are moved at most.
         n_noise: draws of the noise in a step without bridges.
         trial: steps of a trial with even bridges, which says where they belong.
         even: bridges of this trial.
@@ -131,6 +132,7 @@ class Size:
     stages: int
     flow: Mapping[str, Any]
     classifier: int
+    shift: int = 0
     test: int | None = None
     first_seed: int = 0
 
@@ -177,8 +179,9 @@ SIZES: Mapping[str, Size] = {
         data="mnist",
         seconds=120.0,
         seeds=3,
-        net={"widths": (64, 128, 128, 128), "blocks": 2, "features": 256},
+        net={"widths": (64, 128, 128, 128), "blocks": 2, "features": 256, "dropout": 0.15},
         batch=128,
+        shift=1,
         n_noise=1536,
         trial=800,
         even=24,
