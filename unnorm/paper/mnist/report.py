@@ -33,9 +33,9 @@ PROTOCOL = (
     "Rows without bridges: log p~ is the fitted Gaussian plus the network, so that it has an integral. The paper's is "
     "the network alone. Their noise is the paper's; the third is a training image plus Gaussian noise whose width "
     "leave-one-out likelihood chose.",
-    "Every run trains for the same seconds, by a trial of its step; a cosine brings the learning rate to zero, and a "
-    "moving average of the weights is kept; training images are moved by the pixels of 'shift'. A short training with even waymarks says where they belong, once for each "
-    "noise and for all methods.",
+    "Every run trains for the same seconds, by a trial of its step; a cosine brings the learning rate to zero, a "
+    "moving average of the weights is kept, and training images are moved by the pixels of 'shift'. A short training "
+    "with even waymarks says where they belong, once for each noise and for all methods.",
     "log Z: annealed chains from the noise (over the waymarks where there are some), and back from validation images "
     "after some transitions of the model. The two are joined by Bennett's acceptance ratio.",
     "Samples are the ends of the chains from the noise after some transitions of the model; none is picked.",
