@@ -290,6 +290,38 @@ def test_best_iterate_is_the_one_with_the_least_value():
     assert model.weight.item() == 2.0
 
 
+def test_best_average_is_the_one_with_the_least_value():
+    """Values speak of the averages, and the chosen one does not move on."""
+    model = Counter()
+    kept = Iterates("best-ema", model)
+    assert kept.candidate(model) is model  # before anything was seen
+    averages = []
+    for weight, value in ((1.0, 0.5), (5.0, 0.2), (9.0, 0.3)):
+        model.weight.data.fill_(weight)
+        kept.observe(model, generator=torch.Generator())
+        looked_at = kept.candidate(model)
+        averages.append(looked_at.weight.item())
+        kept.consider(looked_at, value)
+    past = 2 / 11  # (1 + 1) / (10 + 1): one iterate was in the average
+    assert averages[1] == pytest.approx(past * 1.0 + (1 - past) * 5.0)
+    state = kept.state_dict()
+    again = Iterates("best-ema", Counter())
+    again.load_state_dict(state)
+    for found in (kept, again):
+        found.restore(model)
+        assert model.weight.item() == pytest.approx(averages[1])
+
+
+def test_without_a_value_the_average_is_kept():
+    model = Counter()
+    kept = Iterates("best-ema", model)
+    model.weight.data.fill_(3.0)
+    kept.observe(model, generator=torch.Generator())
+    model.weight.data.fill_(8.0)
+    kept.restore(model)
+    assert model.weight.item() == 3.0
+
+
 def test_unknown_iterate():
     with pytest.raises(InvalidValue, match="Did you mean 'averaged'"):
         Iterates("average", Counter())

@@ -102,7 +102,7 @@ class TestLearning:
     def test_best_iterate_does_not_overfit(self):
         """Twenty rows, a network, many steps: the validated iterate is better on fresh rows than the last one."""
         fresh, values = normal(4000, seed=9), {}
-        for iterate in ("last", "best"):
+        for iterate in ("last", "best", "best-ema"):
             q = Gaussian.fit(normal(20))
             model = Tilted(q, MLP(2, hidden=(64, 64), generator=torch.Generator().manual_seed(1)))
             training = Training(steps=600, lr=3e-3, iterate=iterate, validate_every=20)
@@ -111,6 +111,7 @@ class TestLearning:
             values[iterate] = log_z - model(fresh).mean().item()
             assert len(history["validation"]) == 30
         assert values["best"] < values["last"] - 0.1
+        assert values["best-ema"] < values["last"] - 0.1
 
     def test_validation_does_not_depend_on_what_was_tracked(self):
         model, estimator = pieces()

@@ -7,9 +7,10 @@ from torch.optim.swa_utils import AveragedModel
 from unnorm.errors import InvalidValue
 from unnorm.names import unknown
 
-__all__ = ["ITERATES", "Iterates", "exponential_weight", "polynomial_weight"]
+__all__ = ["ITERATES", "VALIDATED", "Iterates", "exponential_weight", "polynomial_weight"]
 
-ITERATES = ("last", "random", "averaged", "ema", "best")
+ITERATES = ("last", "random", "averaged", "ema", "best", "best-ema")
+VALIDATED = ("best", "best-ema")  # those that are chosen on validation data
 
 
 def polynomial_weight(count: int, decay: float = 3.0) -> float:
@@ -37,7 +38,8 @@ def exponential_weight(count: int, decay: float = 0.999) -> float:
 class Iterates(nn.Module):
     """Watches theta_1 ... theta_T go by and keeps what the rule asks for; its state is in `state_dict()`.
 
-    "last" keeps nothing. "random", "averaged" and "ema" observe every iterate; "best" looks at validated ones.
+    "last" keeps nothing. "random", "averaged" and "ema" observe every iterate; "best" looks at validated ones, and
+    "best-ema" at validated averages.
 
     >>> model = nn.Linear(1, 1)
     >>> kept = Iterates("random", model)
@@ -53,7 +55,8 @@ class Iterates(nn.Module):
         if rule not in ITERATES:
             raise InvalidValue(unknown("iterate", rule, ITERATES))
         self.rule = rule
-        self.kept = None if rule == "last" else AveragedModel(model)
+        self.kept = None if rule == "last" else AveragedModel(model).eval()
+        self.chosen = AveragedModel(model).eval() if rule == "best-ema" else None
         self.register_buffer("least", torch.tensor(torch.inf, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
@@ -62,15 +65,9 @@ class Iterates(nn.Module):
         """All parameters at once: one by one, a step of a large network would wait for a small average."""
         assert self.kept is not None
         count = int(self.kept.n_averaged)
-        weigh = {"averaged": polynomial_weight, "ema": exponential_weight}.get(self.rule)
-        ours, theirs = (list[Tensor](one.parameters()) for one in (self.kept.module, model))
-        if count == 0 or weigh is None:
-            torch._foreach_copy_(ours, theirs)
-        else:
-            torch._foreach_lerp_(ours, theirs, weigh(count))
-        for own, new in zip(self.kept.module.buffers(), model.buffers(), strict=True):
-            own.copy_(new)
-        self.kept.n_averaged += 1
+        moving = exponential_weight if self.rule in ("ema", "best-ema") else None
+        weigh = polynomial_weight if self.rule == "averaged" else moving
+        _mix(self.kept, model, 1.0 if count == 0 or weigh is None else weigh(count))
 
     def observe(self, model: nn.Module, *, generator: torch.Generator) -> None:
         """See one more iterate, before it is updated; "random" keeps the t-th with probability 1/t."""
@@ -83,15 +80,35 @@ class Iterates(nn.Module):
                 return
         self._see(model)
 
+    def candidate(self, model: nn.Module) -> nn.Module:
+        """What validation is to look at: the model, or its average."""
+        averaged = self.rule == "best-ema" and self.kept is not None and int(self.kept.n_averaged) > 0
+        return self.kept.module if averaged and self.kept is not None else model
+
+    @torch.no_grad()
     def consider(self, model: nn.Module, value: float) -> None:
-        """See an iterate with its value on validation data; "best" keeps the one with the least."""
-        if self.kept is None or self.rule != "best":
+        """See a candidate with its value on validation data; "best" and "best-ema" keep the one with the least."""
+        if self.rule not in VALIDATED or not value < self.least:
             return
-        if value < self.least:
-            self.least.fill_(value)
-            self._see(model)
+        self.least.fill_(value)
+        into = self.kept if self.chosen is None else self.chosen
+        assert into is not None
+        _mix(into, model, 1.0)
 
     def restore(self, model: nn.Module) -> None:
         """Put the chosen iterate into `model`."""
-        if self.kept is not None and int(self.kept.n_averaged) > 0:
-            model.load_state_dict(self.kept.module.state_dict())
+        found = self.chosen if self.chosen is not None and int(self.chosen.n_averaged) > 0 else self.kept
+        if found is not None and int(found.n_averaged) > 0:
+            model.load_state_dict(found.module.state_dict())
+
+
+def _mix(kept: AveragedModel, new: nn.Module, weight: float) -> None:
+    """Move what is kept toward new parameters; buffers are the new ones."""
+    ours, theirs = (list[Tensor](one.parameters()) for one in (kept.module, new))
+    if weight == 1:
+        torch._foreach_copy_(ours, theirs)
+    else:
+        torch._foreach_lerp_(ours, theirs, weight)
+    for own, other in zip(kept.module.buffers(), new.buffers(), strict=True):
+        own.copy_(other)
+    kept.n_averaged += 1

@@ -20,6 +20,7 @@ from unnorm.device import fabric_for
 from unnorm.diagnostics import verdict
 from unnorm.errors import BrokenFile, DataError, NonFiniteObjective, WeightsWarning
 from unnorm.folders import CONFIG, GROUNDWORK, RESULT, claim, read_json, sealed
+from unnorm.iterates import VALIDATED
 from unnorm.metrics import log_probs, nll
 from unnorm.noise.base import event_of
 from unnorm.points import Points, prepare
@@ -151,7 +152,7 @@ def _judge(job: Job, density: Density, points: Points, warned: Sequence[str]) ->
         "train_nll": train.value,
         "noise_nll": nll(log_q).value,
         "gain_stderr": nll(log_q - log_p).stderr,
-        "best_kept": int(job.training.iterate == "best"),
+        "best_kept": int(job.training.iterate in VALIDATED),
     }
     numbers["discrete"] = _discrete(points.train[some])
     numbers["singular"] = _singular(points.train[some])

@@ -13,6 +13,7 @@ from unnorm.data.rows import Rows, RowSource
 from unnorm.data.toy import TOYS, Toy, toy
 from unnorm.errors import DataError
 from unnorm.folders import CONFIG, read_json
+from unnorm.iterates import VALIDATED
 from unnorm.names import unknown
 from unnorm.settings import LEAST_ROWS, Job
 
@@ -45,7 +46,7 @@ def _toy_points(job: Job) -> Points:
     generator = torch.Generator().manual_seed(job.training.seed)
     train = truth.sample(job.n, generator=generator)
     test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
-    validation = truth.sample(MOST_VALIDATION, generator=generator) if job.training.iterate == "best" else None
+    validation = truth.sample(MOST_VALIDATION, generator=generator) if job.training.iterate in VALIDATED else None
     return Points(train, test, validation, ("x", "y"), False, 2, (0, 1), truth)
 
 
@@ -58,7 +59,7 @@ def _table_points(job: Job) -> Points:
         order = table.kept[order]
     tested = min(max(1, round(job.test * len(order))), len(order) - 4)
     validated = 0
-    if job.training.iterate == "best":
+    if job.training.iterate in VALIDATED:
         validated = min(max(2, round(0.2 * (len(order) - tested))), MOST_VALIDATION)
     test, validation, train = (
         Rows(table.values, np.sort(part)) for part in np.split(order, [tested, tested + validated])

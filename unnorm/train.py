@@ -31,7 +31,7 @@ from unnorm.diagnostics import certified_limit
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators.base import Estimator
 from unnorm.health import Health
-from unnorm.iterates import Iterates
+from unnorm.iterates import VALIDATED, Iterates
 from unnorm.optim import Rates, set_rates
 from unnorm.progress import Progress
 from unnorm.training import Training
@@ -116,7 +116,8 @@ def fit(
         estimator: the objective; trained too where it has Parameters.
         data: a tensor of shape (n, *event), or any RowSource.
         training: how to train.
-        validation: rows kept out of training; their objective goes into the history and decides for iterate="best".
+        validation: rows kept out of training; their objective goes into the history and decides for iterate="best"
+            and "best-ema".
         rates: sequences for eta, beta and gamma in place of those `training.schedule` names. A checkpoint holds
             neither these nor `validation`: to resume, give the same again.
         generator: draws batches and noise, on the fabric's device; seeded with `training.seed` when None.
@@ -175,12 +176,14 @@ class _Run:
             raise InvalidValue(f"An estimator with shape={estimator.shape} is for replicas: train by replicas.fit.")
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidValue("The model has no parameters to train.")
-        if training.iterate == "best" and validation is None:
-            raise InvalidValue("The iterate 'best' is chosen on validation data: give fit(..., validation=rows).")
-        if training.iterate == "best" and not estimator.comparable:
+        if training.iterate in VALIDATED and validation is None:
             raise InvalidValue(
-                f"The iterate 'best' needs a value that can be compared between models, and {type(estimator).__name__} "
-                "has none without a noise to judge by: give it one."
+                f"The iterate '{training.iterate}' is chosen on validation data: give fit(..., validation=rows)."
+            )
+        if training.iterate in VALIDATED and not estimator.comparable:
+            raise InvalidValue(
+                f"The iterate '{training.iterate}' needs a value that can be compared between models, and "
+                f"{type(estimator).__name__} has none without a noise to judge by: give it one."
             )
         if fabric.world_size > 1 and estimator.one_process:
             raise InvalidValue(
@@ -283,10 +286,11 @@ class _Run:
         assert self.validation is not None
         generator = torch.Generator(self.fabric.device).manual_seed(self.training.seed)
         self.model.eval(), self.estimator.eval()
-        info = self.estimator(self.model, self.validation, generator=generator).info
+        looked_at = self.iterates.candidate(self.model)
+        info = self.estimator(looked_at, self.validation, generator=generator).info
         self.model.train(), self.estimator.train()
         if self._certain(info):
-            self.iterates.consider(self.model, float(info["value"]))
+            self.iterates.consider(looked_at, float(info["value"]))
         return float(info["value"])
 
     def _certain(self, info: Mapping[str, Tensor]) -> bool:

@@ -27,7 +27,7 @@ class Training:
         schedule: "constant", "power", "cosine" or "pl" (Theorem 4); see `unnorm.optim.rates`.
         mu: the PL constant for "pl".
         iterate: "last", "random" (Algorithm 1), "averaged" (polynomial weights), "ema" (a moving average, as large
-            networks like it), or "best" on validation data.
+            networks like it), "best" on validation data, or "best-ema", the best of these averages there.
         log_every: steps between two records of the history.
         checkpoint_every: steps between two checkpoints, where there is a folder to write to.
         validate_every: steps between two looks at the validation data, where there are any.

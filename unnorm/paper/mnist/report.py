@@ -33,9 +33,10 @@ PROTOCOL = (
     "Rows without bridges: log p~ is the fitted Gaussian plus the network, so that it has an integral. The paper's is "
     "the network alone. Their noise is the paper's; the third is a training image plus Gaussian noise whose width "
     "leave-one-out likelihood chose.",
-    "Every run trains for the same seconds, by a trial of its step; a cosine brings the learning rate to zero, a "
-    "moving average of the weights is kept, and training images are moved by the pixels of 'shift'. A short training "
-    "with even waymarks says where they belong, once for each noise and for all methods.",
+    "Every run trains for the same seconds, by a trial of its step; a cosine brings the learning rate to zero, "
+    "training images are moved by the pixels of 'shift', and of the moving averages of the weights the best on "
+    "validation images is kept. Short trainings, the first with even waymarks, say where these belong, once for each "
+    "noise and for all methods.",
     "log Z: annealed chains from the noise (over the waymarks where there are some), and back from validation images "
     "after some transitions of the model. The two are joined by Bennett's acceptance ratio.",
     "Samples are the ends of the chains from the noise after some transitions of the model; none is picked.",
@@ -192,10 +193,10 @@ def _spacing(results: Results) -> Grid:
     rows = []
     for name, one in results.spacings.items():
         alphas = " ".join(f"{alpha:.3f}" for alpha in one["alphas"])
-        gaps = one.get("gaps") or []
-        seen = f"{max(gaps):.2f} at most" if gaps else "-"
+        trials = one.get("trials") or []
+        seen = "; then ".join(f"{max(trial['gaps']):.2f} at most" for trial in trials) or "-"
         rows.append([label(NOISES[name]), Entry(str(len(one["alphas"]) - 1)), label(seen), label(alphas)])
-    return Grid("Bridges", ["Noise", "Bridges", "Gaps with even ones, nats", "Shares of noise at the waymarks"], rows)
+    return Grid("Bridges", ["Noise", "Bridges", "Gaps in the trials, nats", "Shares of noise at the waymarks"], rows)
 
 
 def _settings(results: Results) -> Grid:

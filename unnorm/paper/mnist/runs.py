@@ -35,6 +35,7 @@ __all__ = ["bits_of_noise", "outcome", "spacing", "step_seconds"]
 LEAST_BRIDGES = 2
 TIMED, WARM = 40, 20  # steps of a trial of the step's time, and those before the clock counts
 POINTS = 60  # of a curve
+LOOKS = 20  # at validation images
 MEMORISED = 20  # samples that are shown beside their nearest training images
 LOST_STEPS = 200  # of chains on a model to which no path leads
 
@@ -60,19 +61,19 @@ def _scored(problem: Problem, log_prob: nn.Module, transform: Transform) -> Bits
 
 
 def spacing(problem: Problem, noise: str) -> dict[str, Any]:
-    """Waymarks that lie as far from each other as wanted, by the gaps that a short training with even ones shows."""
-    size, where = problem.size, problem.where(noise)
-    row, even = Row("bridges-meco", noise), even_alphas(size.even)
-    model, estimator = problem.model(row, size.even, 0), Telescope(where.noise, even)
-    began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
-        _fit(problem, row, model, estimator, size.trial, 0, None)
-    with torch.no_grad():
-        x = problem.held_out(noise, 1000)
-        gaps = estimator.gaps(model, x, generator=_own(problem, 4)).tolist()
-    alphas = respaced(even, gaps, size.wanted, LEAST_BRIDGES)
-    return {"alphas": alphas, "gaps": gaps, "even": size.even, "seconds": time.perf_counter() - began}
+    """Waymarks that lie as far from each other as wanted, by the gaps that short trainings show."""
+    size, where, row = problem.size, problem.where(noise), Row("bridges-meco", noise)
+    alphas, began, trials = even_alphas(size.even), time.perf_counter(), []
+    for _ in range(size.rounds):
+        model, estimator = problem.model(row, len(alphas) - 1, 0), Telescope(where.noise, alphas)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
+            _fit(problem, row, model, estimator, size.trial, 0, None)
+        with torch.no_grad():
+            gaps = estimator.gaps(model, problem.held_out(noise, size.judged), generator=_own(problem, 4)).tolist()
+        trials.append({"alphas": alphas, "gaps": gaps})
+        alphas = respaced(alphas, gaps, size.wanted, LEAST_BRIDGES)
+    return {"alphas": alphas, "trials": trials, "seconds": time.perf_counter() - began}
 
 
 def step_seconds(problem: Problem, row: Row, alphas: Sequence[float]) -> float:
@@ -140,7 +141,8 @@ def _fit(
         beta=method.beta,
         optimizer=method.optimizer,
         schedule="cosine",
-        iterate="ema",
+        iterate="best-ema",
+        validate_every=max(1, steps // LOOKS),
         log_every=max(1, min(WARM, steps // POINTS)),
         checkpoint_every=2000,
         seed=seed,
@@ -148,13 +150,25 @@ def _fit(
     size, where = problem.size, problem.where(row.noise)
     rows = where.rows(problem.data.train.images, problem.fabric.device, seed, size.shift)
     resume = folder is not None and (folder / "checkpoint.safetensors").exists()
-    return fit(model, estimator, rows, training, fabric=problem.fabric, folder=folder, resume=resume, progress=False)
+    return fit(
+        model,
+        estimator,
+        rows,
+        training,
+        validation=problem.held_out(row.noise, size.judged),
+        fabric=problem.fabric,
+        folder=folder,
+        resume=resume,
+        progress=False,
+    )
 
 
 def _curve(history: History) -> dict[str, Any]:
     """Training in a few points: the step, the value (the claimed nats), the largest gap, and the worst share."""
     every = max(1, len(history) // POINTS)
     found = {name: history[name][::every] for name in ("step", "value", "gap", "ess")}
+    found |= {"validated": [one["step"] for one in history.records if "validation" in one]}
+    found |= {"validation": history["validation"]}
     return {"curve": {name: [round(float(value), 4) for value in values] for name, values in found.items() if values}}
 
 

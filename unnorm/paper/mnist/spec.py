@@ -103,12 +103,15 @@ class Size:
         batch: images in a step; of bridges, at each waymark.
         shift: pixels by which training images are moved at most.
         n_noise: draws of the noise in a step without bridges.
-        trial: steps of a trial with even bridges, which says where they belong.
-        even: bridges of this trial.
+        trial: steps of a trial with even bridges, which says where they belong, and of each further one with bridges
+            where the last has put them.
+        rounds: trials in all: what is near the data is seen only when there are bridges near enough.
+        even: bridges of the first trial.
         wanted: nats between neighbours.
         betas: temperatures of the annealed chains: the last number is claimed, those before show how it converges.
         chains: in each direction.
         pilot: chains that find the temperatures.
+        judged: validation images that choose among the averages of the weights.
         settle: transitions of the model that test images make before the journey back, and samples at the end.
         stages: of the pilot at most, beyond which a model is given up as diverged.
         test: images of the test set; all when None.
@@ -123,6 +126,7 @@ class Size:
     batch: int
     n_noise: int
     trial: int
+    rounds: int
     even: int
     wanted: float
     betas: tuple[int, ...]
@@ -130,6 +134,7 @@ class Size:
     pilot: int
     settle: int
     stages: int
+    judged: int
     flow: Mapping[str, Any]
     classifier: int
     shift: int = 0
@@ -146,6 +151,7 @@ SIZES: Mapping[str, Size] = {
         batch=32,
         n_noise=32,
         trial=20,
+        rounds=2,
         even=4,
         wanted=0.5,
         betas=(8, 16),
@@ -153,25 +159,28 @@ SIZES: Mapping[str, Size] = {
         pilot=16,
         settle=2,
         stages=40,
+        judged=100,
         flow={"steps": 20, "couplings": (1, 1), "width": 8, "blocks": 1, "bins": 4},
         classifier=60,
         test=100,
     ),
     "laptop": Size(
         data="digits",
-        seconds=20.0,
+        seconds=10.0,
         seeds=1,
         net={"widths": (16, 32), "blocks": 2, "features": 64},
         batch=64,
         n_noise=256,
         trial=150,
+        rounds=2,
         even=8,
         wanted=0.3,
-        betas=(30, 60, 120),
+        betas=(30, 60),
         chains=64,
         pilot=128,
         settle=20,
         stages=120,
+        judged=149,
         flow={"steps": 1500, "couplings": (2, 2), "width": 24, "blocks": 1, "bins": 6, "seconds": 60.0},
         classifier=600,
     ),
@@ -184,6 +193,7 @@ SIZES: Mapping[str, Size] = {
         shift=1,
         n_noise=1536,
         trial=800,
+        rounds=2,
         even=24,
         wanted=0.8,
         betas=(75, 150, 300),
@@ -191,6 +201,7 @@ SIZES: Mapping[str, Size] = {
         pilot=256,
         settle=20,
         stages=150,
+        judged=1000,
         flow={"steps": 20_000, "seconds": 210.0},
         classifier=2000,
     ),
