@@ -1,5 +1,6 @@
 """Densities of images: coordinates against closed forms, one short fit to the end, and its samples."""
 
+import importlib
 import math
 
 import numpy as np
@@ -9,15 +10,17 @@ from matplotlib.image import imread
 from torch import nn
 from typer.testing import CliRunner
 
-from unnorm import Bridged, Density, Gaussian, Training
+from unnorm import Bridged, Density, Gaussian, Training, images
 from unnorm.cli import app
 from unnorm.data import image_data
+from unnorm.device import fabric_for
 from unnorm.draws import by_annealing
 from unnorm.errors import InvalidValue, WeightsWarning
-from unnorm.images import COORDINATES, bridged, coordinates, fit_images, scalar
+from unnorm.images import COORDINATES, Coordinates, bridged, coordinates, fit_images, scalar
 from unnorm.metrics import bits_per_dim
 from unnorm.plots import sheet
 
+ladder = importlib.import_module("unnorm.partition.ladder")
 DIGITS = image_data("digits")
 SMALL = {"widths": (16,), "blocks": 1, "features": 16}
 TRAINING = Training(steps=300, batch=64, lr=2e-3, schedule="cosine", iterate="ema")
@@ -106,7 +109,7 @@ class TestFit:
         model = bits_per_dim(density, DIGITS.test.images, generator=seeded())
         noise = bits_per_dim(density.noise, DIGITS.test.images, density.transform, log_z=None, generator=seeded())
         assert model.value < noise.value - 0.005
-        assert "bracket" in density.log_zs or "ais" in density.log_zs or density.log_z.stderr < 0.02
+        assert density.log_z.stderr < 0.2
 
     def test_a_finished_run_is_resumed_as_it_is(self, fitted):
         density, folder = fitted
@@ -123,6 +126,12 @@ class TestFit:
         )
         x = DIGITS.test.images[:9]
         torch.testing.assert_close(again.log_prob(x, generator=seeded()), density.log_prob(x, generator=seeded()))
+
+    def test_the_noise_is_kept_with_the_run(self, fitted, monkeypatch):
+        _, folder = fitted
+        monkeypatch.setattr(images, "coordinates", None)  # it is not fitted again
+        assert images._kept(DIGITS, "copula", fabric_for("cpu"), folder / "run").noise.event == (1, 8, 8)
+        assert Coordinates.load(folder / "run" / images.FILE, {"data": "other", "noise": "copula"}) is None
 
     def test_the_checkpoint_can_be_carried(self, fitted):
         _, folder = fitted
@@ -161,12 +170,18 @@ class TestSamples:
 
     def test_one_draw(self):
         q = Gaussian((1, 4, 4), "diagonal")
-        assert by_annealing(Bridged(q, Narrow()), q, 1, generator=seeded()).x.shape == (1, 1, 4, 4)
+        found = by_annealing(Bridged(q, Narrow()), q, 1, generator=seeded())
+        assert found.x.shape == (1, 1, 4, 4)
+        assert 0 < found.acceptance <= 1
 
-    def test_a_far_density_of_images_is_sampled_over_its_bridges(self):
+    def test_a_far_density_of_images_goes_over_its_bridges(self, monkeypatch):
         q = Gaussian((1, 8, 8), "diagonal")
+        paths = []
+        plan = ladder.plan
+        monkeypatch.setattr(ladder, "plan", lambda *a, **k: paths.append(k["path"]) or plan(*a, **k))
         with pytest.warns(WeightsWarning):
             density = Density.normalise(Bridged(q, Narrow()), q, n=1000, evaluations=20_000, generator=seeded())
+        assert paths == ["bridges"]
         draws = density.draws(40, generator=seeded())
         assert (draws.method, draws.x.shape) == ("annealed", (40, 1, 8, 8))
         assert float(draws.x.square().mean()) == pytest.approx(1 / 64, rel=0.1)

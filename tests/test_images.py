@@ -176,6 +176,15 @@ class TestSets:
             np.testing.assert_allclose(means, facts["means"], atol=2e-4)
 
 
+def test_packed_digits_of_svhn_are_checked(tmp_path):
+    (tmp_path / "packed").mkdir()
+    np.savez_compressed(
+        tmp_path / "packed" / "svhn_test.npz", res=residuals(pictures()), labels=np.arange(6, dtype=np.uint8)
+    )
+    with pytest.raises(DataError, match=r"'svhn_test.npz' is damaged or not the published file"):
+        labelled_images("svhn", "test", tmp_path)
+
+
 class TestRows:
     def test_bytes_are_dequantised_anew(self):
         bytes_ = torch.from_numpy(pictures())

@@ -2,6 +2,10 @@
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from unnorm.device import fabric_for
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.ledger import Ledger
 from unnorm.paper.mnist import runs as mnist_runs
-from unnorm.paper.mnist.judge import Judge, nearest
+from unnorm.paper.mnist.judge import Judge, nearest, trained
 from unnorm.paper.mnist.problem import Empirical, Problem
 from unnorm.paper.mnist.results import APART, FILE, Line, headlines, is_ours, read, summarise
 from unnorm.paper.mnist.spec import METHODS, ROWS, SIZES, Row, rows
@@ -138,6 +142,52 @@ def test_a_model_that_ran_away_is_shown_as_diverged(tmp_path, monkeypatch):
     assert "diverged" in (tmp_path / "report.md").read_text()
 
 
+def test_a_model_that_is_not_finite_somewhere_is_shown_as_diverged(tmp_path, monkeypatch):
+    class Hole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.depth = torch.nn.Parameter(torch.tensor(0.0))
+
+        def forward(self, x):
+            return torch.where(x.flatten(1)[:, 0].abs() > 1, -torch.inf, self.depth * x.flatten(1).sum(1))
+
+    monkeypatch.setattr(mnist_runs, "_fit", _trained_to(Hole()))
+    Study("smoke", methods=("meco",), noises=("gaussian",)).run(tmp_path, progress=False)
+    (run,) = read(tmp_path).runs
+    assert run["status"] == "diverged"
+    assert "not finite at some of the samples" in run["why"]
+    assert not list(tmp_path.glob("run-*"))
+
+
+def test_a_classifier_of_other_settings_is_not_used(tmp_path):
+    problem = Problem(SIZES["smoke"], tmp_path, fabric_for("cpu"))
+    path = tmp_path / "classifier.safetensors"
+    first = trained(problem, path)
+    assert trained(problem, path).accuracy == first.accuracy > 0.9
+    problem.size = replace(SIZES["smoke"], classifier=1)
+    assert trained(problem, path).accuracy < 0.5
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(BrokenFile, match=r"classifier\.safetensors"):
+        trained(problem, path)
+
+
+def test_force_replaces_a_study_with_a_broken_line(tmp_path):
+    (tmp_path / FILE).write_text('{"kind": "study", "study": "mnist", "size": "smoke"}\nbroken\n{}\n')
+    study = Study("smoke", methods=("meco",), noises=("gaussian",))
+    with pytest.raises(BrokenFile, match="Line 2"):
+        study.run(tmp_path, progress=False)
+    study.run(tmp_path, force=True, progress=False)
+    assert len(read(tmp_path).runs) == 1
+
+
+def test_the_benchmark_of_images_runs():
+    script = Path(__file__).parents[1] / "benchmarks" / "images.py"
+    done = subprocess.run([sys.executable, script, "--quick"], capture_output=True, text=True, timeout=300, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["metric"] for one in found][:1] == ["bridged step over a plain forward and backward"]
+    assert all(one["value"] > 0 for one in found)
+
+
 def _trained_to(net):
     """Training, short, that ends at this network."""
     own = mnist_runs._fit
@@ -172,6 +222,10 @@ def test_options_of_other_studies(option):
     assert f"The study 'mnist' has no option {option[0]}" in str(done.exception)
 
 
+RUN = {"kind": "run", "key": "a", "method": "meco", "noise": "gaussian", "seed": 0, "status": "ok"}
+RUN |= {"steps": 3, "bridges": 0, "lower": 1.0, "joined": None, "upper": 1.0}
+
+
 class TestResults:
     def line(self, **sides):
         runs = [{"seed": k, "status": "ok", **one} for k, one in enumerate(zip_sides(sides))]
@@ -195,6 +249,7 @@ class TestResults:
         [
             ("{}\n{}\n", "Line 1 .* has no 'kind'"),
             ('{"kind": "run", "key": "a", "method": "meco"}\n{}\n', "a run needs 'noise'"),
+            (json.dumps(RUN) + "\n{}\n", "a run that is ok needs 'lower', 'joined' and 'upper'"),
             ('{"kind": "other"}\n{}\n', "unknown kind, 'other'"),
             ('{"kind": "noise", "noise": "pink", "bits": 2}\n{}\n', "its noise 'pink' is unknown"),
             ('{"kind": "study", "study": "mnist", "size": "full", "seeds": 3}\n', "no line of kind 'run'"),

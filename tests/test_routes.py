@@ -9,6 +9,7 @@ from torch import nn
 from unnorm import Bridged, Gaussian, Quadratic, Tilted
 from unnorm.errors import InvalidValue
 from unnorm.partition import ais, bracket, plan, reverse_ais
+from unnorm.partition.path import _pilot
 from unnorm.partition.routes import Geometric, PartlyBridged, Waymarks, picked, route
 from unnorm.samplers import HMC
 
@@ -125,9 +126,13 @@ class TestAlongTheWaymarks:
 
     def test_waymarks_are_among_the_temperatures_of_the_pilot(self):
         model, q = shrinking()
-        schedule = plan(model, q, path="bridges", betas=(0.0, 0.25, 0.5, 0.75, 1.0), generator=seeded())
-        assert len(schedule) == 4
-        assert schedule.spread(9).path == "bridges"
+        given = plan(model, q, path="bridges", betas=(0.0, 0.25, 0.5, 0.75, 1.0), generator=seeded())
+        assert len(given) == 4
+        assert given.spread(9).path == "bridges"
+        assert given.evaluations == 4 + sum(sampler.leapfrog_steps for sampler in given.samplers)
+        found = _pilot(Waymarks(model, q), None, "hmc", 200, 100, seeded())
+        assert {0.25, 0.5, 0.75, 1.0} <= set(found.betas)
+        assert len(found) > 4
         # The integral of the deviation of a head over the way from one waymark to the next, as a Riemann sum.
         v = torch.tensor(model.net.variances, dtype=F64)
         precisions = [

@@ -143,7 +143,7 @@ def by_annealing(
     (torch.Size([50, 2]), 'annealed')
     """
     path = "bridges" if isinstance(model, Bridged) and model.noise is noise else "geometric"
-    points, log_ws, acceptance = [], [], 0.0
+    points, log_ws, accepted, steps = [], [], 0.0, 0
     with frozen(model) as target, torch.no_grad():
         if schedule is None:
             schedule = plan(target, noise, path=path, generator=generator)
@@ -154,8 +154,8 @@ def by_annealing(
             state = end.position(found.x)
             for _ in range(SETTLE):
                 state, info = sampler.step(state, end, generator=generator)
-                acceptance += float(info.acceptance.mean()) * some / SETTLE / n
+                accepted, steps = accepted + float(info.acceptance.sum()), steps + some
             points.append(state.x)
             log_ws.append(found.log_w)
     log_w = torch.cat(log_ws)[:n]
-    return Draws(torch.cat(points)[:n], "annealed", math.nan, float(effective_sample_size(log_w)), acceptance)
+    return Draws(torch.cat(points)[:n], "annealed", math.nan, float(effective_sample_size(log_w)), accepted / steps)

@@ -9,11 +9,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from unnorm.architecture import build, describe
+from unnorm.checkpoint import read_tensors, section, write_tensors
 from unnorm.data.affine import Identity
 from unnorm.data.images import ImageData, ImageRows
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform
 from unnorm.density import Density
 from unnorm.device import fabric_for
+from unnorm.errors import BrokenFile
 from unnorm.estimators import MECO, Contrastive, Telescope
 from unnorm.models import Bridged, ResNet, Seen, Tilted
 from unnorm.names import choose, options_of
@@ -24,6 +27,7 @@ from unnorm.training import Training
 __all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "scalar"]
 
 T = TypeVar("T", bound=Tilted)
+FILE = "coordinates.safetensors"
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 BRIDGES = 24
 TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
@@ -50,6 +54,32 @@ class Coordinates:
         """Bytes as rows there, dequantised (and shifted) anew at each reading by numbers of this seed."""
         return ImageRows(images, self.transform, device, torch.Generator(device).manual_seed(seed), shift=shift)
 
+    def save(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Write them to a file, with what they are of."""
+        parts = {"transform": self.transform, "noise": self.noise, "seen": self.seen}
+        tensors = {
+            f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()
+        }
+        write_tensors(path, tensors, {**{part: describe(module) for part, module in parts.items()}, "about": about})
+
+    @classmethod
+    def load(cls, path: Path, about: Mapping[str, Any]) -> "Coordinates | None":
+        """What `save` wrote; None where there is nothing, or they are of something else."""
+        if not path.exists():
+            return None
+        tensors, note = read_tensors(path)
+        if note.get("about") != about:
+            return None
+        try:
+            parts: dict[str, Any] = {name: build(note[name]) for name in ("transform", "noise", "seen")}
+            for name, module in parts.items():
+                module.load_state_dict(section(tensors, name), assign=True)
+            if not (isinstance(parts["transform"], Compose) and isinstance(parts["seen"], Transform)):
+                raise TypeError("it does not describe coordinates.")
+        except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+            raise BrokenFile(f"'{path}' is not what was written: {problem}. Delete it to fit it anew.") from problem
+        return cls(**parts)
+
 
 def coordinates(
     data: ImageData,
@@ -66,7 +96,7 @@ def coordinates(
         kind: "gaussian", of full covariance in the space of logits (alpha 1e-6); "copula", Gaussian, of pixels with the
             distribution functions they have; or "flow" (`ImageFlow`).
         fabric: where a flow is trained; the CPU when None.
-        generator: draws the places within the bytes' cells, and a flow's training; seed 0 when None.
+        generator: draws the places within the bytes' cells, of a flow its weights and batches; seed 0 when None.
         options: of the flow's `fit`.
 
     >>> from unnorm.data import image_data
@@ -151,6 +181,19 @@ def fast(model: T, device: torch.device) -> T:
     return model
 
 
+def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None) -> Coordinates:
+    """The coordinates that are in the folder; fitted, and put there, where it has none."""
+    about = {"data": data.name, "noise": noise}
+    path = None if folder is None else Path(folder) / FILE
+    found = None if path is None else Coordinates.load(path, about)
+    if found is None:
+        found = coordinates(data, noise, fabric=fabric)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found.save(path, about)
+    return found
+
+
 def fit_images(
     data: ImageData,
     noise: str | Coordinates = "copula",
@@ -174,7 +217,7 @@ def fit_images(
         bridges: how many.
         base: what learns each ratio.
         fabric: device and precision; the CPU when None.
-        folder, resume, progress: as of `fit`: a killed run goes on from its checkpoint.
+        folder, resume, progress: as of `fit`: a killed run goes on from its checkpoint, with the noise it began with.
         evaluations: of the model's score at most, to find log Z.
         options: of `ResNet`: widths, blocks, features, ...
 
@@ -186,8 +229,7 @@ def fit_images(
     torch.Size([5])
     """
     fabric = fabric or fabric_for("cpu")
-    where = coordinates(data, noise, fabric=fabric) if isinstance(noise, str) else noise
-    where = where.to(fabric.device)
+    where = (_kept(data, noise, fabric, folder) if isinstance(noise, str) else noise).to(fabric.device)
     model = fast(bridged(where, data.event, bridges, seed=training.seed, **options), fabric.device)
     fit(
         model,

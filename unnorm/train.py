@@ -56,7 +56,8 @@ def step(
 ) -> dict[str, Tensor]:
     """One step of optimization on the batch `x`; returns the objective's `info`.
 
-    A non-finite objective raises before anything is updated; then `inspect` sees the `info`, and may raise too.
+    A non-finite objective raises before anything is updated. Of a finite one `inspect` sees the `info` first, and may
+    raise too.
 
     >>> from unnorm import MECO, Gaussian, Quadratic, optim
     >>> model, estimator = Quadratic(1), MECO(Gaussian(1))
@@ -123,7 +124,8 @@ def fit(
         generator: draws batches and noise, on the fabric's device; seeded with `training.seed` when None.
         fabric: device, precision and processes; one process on the CPU when None.
         folder: where to write the history and checkpoints; nothing is written when None.
-        resume: continue from the folder's checkpoint, bit for bit as if never interrupted.
+        resume: continue from the folder's checkpoint, bit for bit as if never interrupted; but for what rows
+            (`ImageRows`) or layers (dropout) draw for themselves.
         strict: raise `Unhealthy` where the health monitor (`unnorm.health`) would warn.
         progress: show a progress bar; when None, only if standard error is a terminal.
 
@@ -261,6 +263,8 @@ class _Run:
             bar.show(t, numbers)
             if validating:
                 numbers["validation"] = self._validate()
+                if self.training.iterate in VALIDATED:
+                    numbers["best"] = float(self.iterates.least)
             if logging:
                 self._record({"step": t, **numbers, "lr": eta, "seconds": round(self.seconds, 3)})
         if t % self.training.checkpoint_every == 0:

@@ -1,5 +1,6 @@
 """How a study begins: its ledger is claimed, its provenance is written down, its time is counted."""
 
+import json
 import os
 import platform
 import subprocess
@@ -36,13 +37,24 @@ class Clock:
         self.last, self._start = now, []
 
 
+def _is_a_study(path: Path) -> bool:
+    """By its first line: later ones may be broken, which is for the reader to say."""
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        first = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(first, dict) and bool(first.get("study"))
+
+
 def claimed(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
     """The ledger at `path`, if it is of the study that `about` describes (study, size, seed, device), or there is none.
 
     Raises:
         InvalidValue: it is of another one and not to be replaced (`force`), or no study's at all.
     """
-    if path.exists() and path.stat().st_size and not any(one.get("study") for one in Ledger(path).of("study")):
+    if path.exists() and path.stat().st_size and not _is_a_study(path):
         raise InvalidValue(f"'{path}' was not written by unnorm: it is not replaced. Use another --out.")
     if force:
         path.unlink(missing_ok=True)

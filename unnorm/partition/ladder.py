@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unnorm.diagnostics import KHAT_LIMIT, believable, doubt
 from unnorm.errors import InvalidValue
-from unnorm.models.tilted import log_weight
+from unnorm.models.tilted import Bridged, log_weight
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import Annealing, ais, estimate, stuck
 from unnorm.partition.bridge import Bracket, bracket, unseen
@@ -24,6 +24,7 @@ __all__ = ["Climb", "Rung", "ladder"]
 
 FIRST_CHAINS, FEWEST_CHAINS = 512, 128
 LEAST_DATA = 25  # rows: fewer say nothing about what was missed
+IMAGE = 3  # axes of an event
 MOST_DATA = 4000  # rows that stand for samples of the model
 BOX_POINTS = 8192
 SETTLE = 100  # transitions that turn data into samples of the model
@@ -302,7 +303,7 @@ def _between(problem: _Problem, densest: float, stderr: float) -> str | None:
 def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluations: int) -> Climb:
     """The two dear rungs share the evaluations."""
     try:
-        schedule = plan(problem.model, problem.noise, generator=problem.generator)
+        schedule = plan(problem.model, problem.noise, path=_way(problem), generator=problem.generator)
     except InvalidValue as refusal:
         return Climb(tuple(rungs), problem.wanted, (rungs[-1].why, f"annealed chains have no path ({refusal})"))
     schedule = _affordable(schedule, evaluations // 2)
@@ -338,6 +339,12 @@ def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluatio
     doubts = (*doubts, *against)
     rung = rung._replace(sound=not doubts, enough=rung.enough and not doubts)
     return Climb((*rungs, rung), problem.wanted, doubts)
+
+
+def _way(problem: _Problem) -> str:
+    """Images go over their bridges: on the geometric way their modes freeze out at once. Rows of a table need not."""
+    bridged = isinstance(problem.model, Bridged) and problem.model.noise is problem.noise
+    return "bridges" if bridged and len(event_of(problem.noise)) == IMAGE else "geometric"
 
 
 def _conflict(found: LogZ, rungs: list[Rung]) -> str | None:

@@ -88,8 +88,9 @@ class Schedule:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the model and its score by one chain."""
-        return sum(sampler.leapfrog_steps for sampler in self.samplers)
+        """Evaluations of the model and its score by one chain; over bridges each new temperature costs one."""
+        anew = len(self) if self.path == "bridges" else 0
+        return sum(sampler.leapfrog_steps for sampler in self.samplers) + anew
 
 
 def check_betas(betas: Sequence[float]) -> None:

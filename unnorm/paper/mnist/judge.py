@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unnorm.checkpoint import read_tensors, write_tensors
+from unnorm.ledger import key_of
 from unnorm.models import ResNet
 from unnorm.paper.mnist.problem import Problem
 
@@ -73,11 +74,13 @@ def trained(problem: Problem, path: Path) -> Judge:
     widths = (16, 32) if data.event[1] < 16 else (32, 64, 64)
     net = ResNet(data.event, widths, 2, 128, CLASSES, generator=torch.Generator().manual_seed(0)).to(device)
     judge = Judge(net, data.levels, 0.0, steps)
-    if path.exists():
-        net.load_state_dict(load_file(path))
+    note = {"classifier": key_of({"data": problem.size.data, "steps": steps})}
+    tensors, found = read_tensors(path) if path.exists() else ({}, {})
+    if found == note:
+        net.load_state_dict(tensors)
     else:
         _train(judge, data.train.images.to(device), data.train.labels.to(device).long())
-        save_file({name: part.contiguous().cpu() for name, part in net.state_dict().items()}, path)
+        write_tensors(path, net.state_dict(), note)
     net.eval()
     hits = judge.logits(data.test.images).argmax(-1).cpu() == data.test.labels.long()
     judge.accuracy = float(hits.double().mean())

@@ -1,22 +1,17 @@
 """What all runs of the study of images share: the set, the coordinates of each noise, the paper's three noises."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from unnorm.architecture import build, describe
-from unnorm.checkpoint import read_tensors, section, write_tensors
 from unnorm.data.images import ImageData, LabelledImages, image_data
-from unnorm.data.transforms import Compose, Transform
-from unnorm.errors import BrokenFile
 from unnorm.images import Coordinates, bridged, coordinates, fast
+from unnorm.ledger import key_of
 from unnorm.models import ResNet, Seen, Tilted
 from unnorm.noise import Noise, Smoothed
 from unnorm.paper.mnist.spec import METHODS, Row, Size
@@ -83,12 +78,12 @@ class Problem:
         """The coordinates of a noise with some of its own; those of the Gaussian for the others."""
         kind = noise if noise in ("gaussian", "copula", "flow") else PLAIN
         if kind not in self._where:
-            path = self.folder / f"noise-{kind}.safetensors"
-            found = _read(path) if path.exists() else None
+            path, options = self.folder / f"noise-{kind}.safetensors", dict(self.size.flow if kind == "flow" else {})
+            about = {"of": key_of({"data": self.size.data, "options": options})}
+            found = Coordinates.load(path, about)
             if found is None:
-                options: Mapping[str, Any] = self.size.flow if kind == "flow" else {}
                 found = coordinates(self.data, kind, fabric=self.fabric, **options)
-                _write(path, found)
+                found.save(path, about)
             self._where[kind] = found.to(self.fabric.device)
         return self._where[kind]
 
@@ -124,22 +119,3 @@ class Problem:
         """Validation images in the coordinates of a noise, on the device."""
         rows = self.where(noise).rows(self.data.validation.images[:n], self.fabric.device, seed=2)
         return rows[torch.arange(len(rows))]
-
-
-def _write(path: Path, found: Coordinates) -> None:
-    parts = {"transform": found.transform, "noise": found.noise, "seen": found.seen}
-    tensors = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
-    write_tensors(path, tensors, {part: describe(module) for part, module in parts.items()})
-
-
-def _read(path: Path) -> Coordinates:
-    tensors, note = read_tensors(path)
-    try:
-        parts: dict[str, Any] = {name: build(note[name]) for name in ("transform", "noise", "seen")}
-        for name, module in parts.items():
-            module.load_state_dict(section(tensors, name), assign=True)
-        if not (isinstance(parts["transform"], Compose) and isinstance(parts["seen"], Transform)):
-            raise TypeError("it does not describe coordinates.")
-    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
-        raise BrokenFile(f"'{path}' is not what the study writes: {problem}. Delete it to fit it anew.") from problem
-    return Coordinates(**parts)

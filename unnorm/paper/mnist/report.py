@@ -31,12 +31,12 @@ PROTOCOL = (
     "Waymarks and chains live in the noise's own coordinates, where it is a standard normal; networks see standardised "
     "logits (Gaussian), normal scores of the pixels (copula), or the flow's own coordinates.",
     "Rows without bridges: log p~ is the fitted Gaussian plus the network, so that it has an integral. The paper's is "
-    "the network alone. Their noise is the paper's; the third is a training image plus Gaussian noise whose width "
-    "leave-one-out likelihood chose.",
-    "Every run trains for the same seconds, by a trial of its step; a cosine brings the learning rate to zero, "
-    "training images are moved by the pixels of 'shift', and of the moving averages of the weights the best on "
-    "validation images is kept. Short trainings, the first with even waymarks, say where these belong, once for each "
-    "noise and for all methods.",
+    "the network alone. Their noises are the paper's, in the Gaussian's coordinates; the third is a training image "
+    "plus Gaussian noise whose width leave-one-out likelihood chose.",
+    "Every run trains for the same seconds, by a trial of its step. A cosine brings the learning rate to zero, "
+    "training images are moved by the pixels of 'shift', and a moving average of the weights is kept, with bridges "
+    "the one that is best on validation images. Short trainings, the first with even waymarks, say where these "
+    "belong, once for each noise and for all methods.",
     "log Z: annealed chains from the noise (over the waymarks where there are some), and back from validation images "
     "after some transitions of the model. The two are joined by Bennett's acceptance ratio.",
     "Samples are the ends of the chains from the noise after some transitions of the model; none is picked.",
@@ -75,7 +75,7 @@ def _blocks(results: Results) -> list[Block]:
         Lines([SAMPLES]),
         _verdicts(results),
         *sheets(results),
-        Heading(3, "Nothing is memorised"),
+        Heading(3, "Nearest training images"),
         *memory(results),
         Heading(2, "log Z and training"),
         _convergence(results),
@@ -110,11 +110,22 @@ def _table(results: Results) -> Grid:
                 Entry("-") if paper is None else Entry(f"{paper[0]:.3f} ± {paper[1]:.3f}", paper[0]),
                 Entry("-") if published is None else Entry(f"{published:.2f}", published),
                 Entry(str(len(line.runs)), len(line.runs)),
-                Entry(f"{line.runs[0]['steps']:,}", line.runs[0]["steps"]),
+                Entry(f"{line.runs[0]['steps']:,}", line.runs[0]["steps"], note=_kept(line.runs[0])),
+                _seconds(line),
             ]
         )
-    head = ["Method", "Noise", "Bits/dim", "Noise alone", "Paper", "TRE", "Seeds", "Steps"]
+    head = ["Method", "Noise", "Bits/dim", "Noise alone", "Paper", "TRE", "Seeds", "Steps", "Seconds"]
     return Grid("Bits per dimension of the test images", head, rows)
+
+
+def _kept(run: Run) -> str:
+    kept = run.get("kept_step")
+    return "" if kept is None or kept == run["steps"] else f"kept: {kept:,}"
+
+
+def _seconds(line: Line) -> Entry:
+    known = [float(run["seconds"]) for run in line.runs if run.get("seconds") is not None]
+    return Entry(f"{sum(known) / len(known):.0f}", sum(known) / len(known)) if known else Entry("-")
 
 
 def _bridged(line: Line) -> bool:

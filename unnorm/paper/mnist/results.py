@@ -23,13 +23,14 @@ CAUTIONS = {
 }
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "study": ("study", "size", "seeds"),
-    "run": ("key", "method", "noise", "seed", "status"),
+    "run": ("key", "method", "noise", "seed", "status", "steps", "bridges"),
     "noise": ("noise", "bits"),
     "spacing": ("noise", "alphas"),
     "timing": ("method", "noise", "steps"),
     "classifier": ("accuracy", "confident", "entropy"),
     "clock": ("part", "seconds"),
 }
+SIDES = ("lower", "joined", "upper")
 Run: TypeAlias = Mapping[str, Any]
 
 
@@ -160,6 +161,8 @@ def _wrong(record: Any) -> str | None:
         return f"it is of an unknown kind, '{record['kind']}'."
     if absent := [name for name in needed if record.get(name) is None]:
         return f"a {record['kind']} needs '{absent[0]}'."
+    if record["kind"] == "run" and record["status"] == "ok" and any(record.get(side) is None for side in SIDES):
+        return "a run that is ok needs 'lower', 'joined' and 'upper'."
     for name, known in (("method", METHODS), ("noise", NOISES)):
         if name in needed and record[name] not in known:
             return f"its {name} '{record[name]}' is unknown."
@@ -183,10 +186,10 @@ def headlines(results: Results) -> list[str]:
     if plain:
         lost = [line for line in plain if line.bits is None]
         better = [line for line in plain if line.bits is not None and _gain(results, line) > 0]
-        lines.append(
-            f"Of {len(plain)} rows without bridges {len(lost)} diverged or have no known log Z, and {len(better)} are "
-            "better than the Gaussian beneath them."
+        beyond = (
+            f", and {len(better)} are better than the Gaussian beneath them" if "gaussian" in results.noises else ""
         )
+        lines.append(f"Of {len(plain)} rows without bridges {len(lost)} diverged or have no known log Z{beyond}.")
     if results.classifier is not None:
         one = results.classifier
         lines.append(

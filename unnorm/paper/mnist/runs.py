@@ -31,7 +31,7 @@ from unnorm.train import fit
 from unnorm.training import Training
 from unnorm.types import History
 
-__all__ = ["bits_of_noise", "outcome", "spacing", "step_seconds"]
+__all__ = ["bits_of_noise", "forget", "outcome", "spacing", "step_seconds"]
 
 LEAST_BRIDGES = 2
 EACH, TIMES = 20, 4  # steps in each part of a trial of the step's time, the first of which does not count
@@ -104,7 +104,12 @@ def outcome(
             history = _fit(problem, row, model, _estimator(problem, row, alphas), steps, seed, kept)
     except NonFiniteObjective as problem_found:
         return facts | {"status": "diverged", "why": str(problem_found)}
-    facts |= {"warnings": list(history.warnings), "seconds": float(history["seconds"][-1]), **_curve(history)}
+    facts |= {
+        "kept_step": _kept(history, steps),
+        "warnings": list(history.warnings),
+        "seconds": float(history["seconds"][-1]),
+        **_curve(history),
+    }
     found, chains = _normalised(problem, row, model, seed, more)
     facts |= found
     name = f"samples-{row.name}-{seed}.png"
@@ -117,10 +122,16 @@ def outcome(
         sheet(folder / f"nearest-{row.name}.png", pairs, columns=MEMORISED, levels=problem.data.levels)
         facts["nearest_sheet"] = f"nearest-{row.name}.png"
     facts["nearest"] = float(near.distance.median())
-    for left in kept.glob("*"):  # its lines are all that is needed from here on
-        left.unlink()
-    kept.rmdir()
     return facts
+
+
+def forget(folder: Path, row: Row, seed: int) -> None:
+    """The checkpoint of a run whose line is written: nothing else is needed from there on."""
+    kept = folder / f"run-{row.name}-{seed}"
+    for left in kept.glob("*"):
+        left.unlink()
+    if kept.exists():
+        kept.rmdir()
 
 
 def _estimator(problem: Problem, row: Row, alphas: Sequence[float]) -> Estimator:
@@ -143,7 +154,7 @@ def _fit(
         beta=method.beta,
         optimizer=method.optimizer,
         schedule="cosine",
-        iterate="best-ema",
+        iterate="best-ema" if method.bridged else "ema",  # without bridges nothing is to hide how a run ends
         validate_every=max(1, steps // LOOKS),
         log_every=max(1, min(EACH, steps // TIMES)),
         checkpoint_every=2000,
@@ -163,6 +174,15 @@ def _fit(
         resume=resume,
         progress=False,
     )
+
+
+def _kept(history: History, steps: int) -> int:
+    """At which step validation saw the average that was kept; the last where it had no say."""
+    best, kept = math.inf, steps
+    for record in history.records:
+        if record.get("best", math.inf) < best:
+            best, kept = record["best"], int(record["step"])
+    return kept
 
 
 def _curve(history: History) -> dict[str, Any]:
@@ -186,15 +206,14 @@ def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: b
     try:
         with frozen(model) as target, torch.no_grad():
             schedule = plan(target, where.noise, path=path, n_chains=size.pilot, most=size.stages, generator=generator)
+        piloted = time.perf_counter() - began
+        held_out, sides = problem.held_out(row.noise, size.chains), []
+        for n in size.betas if more else size.betas[-1:]:
+            forward, found = _sides(model, problem, row, schedule.spread(n), held_out, generator)
+            sides.append(found)
     except InvalidValue as refusal:
         lost = {"status": "diverged", "why": f"Annealed chains do not reach the model: {refusal}"}
         return lost, _lost_chains(model, where.noise.sample(size.chains, generator=generator), generator)
-    piloted = time.perf_counter() - began
-    held_out, sides, forward = problem.held_out(row.noise, size.chains), [], None
-    for n in size.betas if more else size.betas[-1:]:
-        forward, found = _sides(model, problem, row, schedule.spread(n), held_out, generator)
-        sides.append(found)
-    assert forward is not None
     scored = _scored(problem, model, where.transform)
     nats = problem.dims * math.log(2)
     claimed = sides[-1]

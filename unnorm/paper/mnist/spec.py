@@ -112,7 +112,7 @@ class Size:
         chains: in each direction.
         pilot: chains that find the temperatures.
         judged: validation images that choose among the averages of the weights.
-        settle: transitions of the model that test images make before the journey back, and samples at the end.
+        settle: transitions of the model that validation images make before the journey back, and samples at the end.
         stages: of the pilot at most, beyond which a model is given up as diverged.
         test: images of the test set; all when None.
         flow: of `ImageFlow.fit`.

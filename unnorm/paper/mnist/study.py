@@ -13,14 +13,13 @@ from unnorm.ledger import Ledger, alone, key_of
 from unnorm.names import choose, unknown
 from unnorm.paper.mnist.judge import Judge, nearest, trained
 from unnorm.paper.mnist.problem import Problem
-from unnorm.paper.mnist.runs import bits_of_noise, outcome, spacing, step_seconds
+from unnorm.paper.mnist.results import FILE
+from unnorm.paper.mnist.runs import bits_of_noise, forget, outcome, spacing, step_seconds
 from unnorm.paper.mnist.spec import METHODS, NOISES, SIZES, Row, Size, rows
 from unnorm.paper.start import Clock, claimed, provenance
 from unnorm.progress import Progress
 
 __all__ = ["FILE", "Study"]
-
-FILE = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,8 @@ def _forget(folder: Path) -> None:
     for pattern in ("noise-*.safetensors", "classifier.safetensors", "samples-*.png", "nearest-*.png", "run-*/*"):
         for path in folder.glob(pattern):
             path.unlink()
+    for left in folder.glob("run-*"):
+        left.rmdir()
 
 
 class _Work:
@@ -134,10 +135,10 @@ class _Work:
                 if key in self.ledger.keys:
                     continue
                 bar.show(done, {}, f"{row.title}, seed {seed}")
+                self.noise_alone(row)
                 self.one(row, seed, key)
                 done += 1
                 bar.show(done, {}, row.title)
-            self.noise_alone()
 
     def one(self, row: Row, seed: int, key: str) -> None:
         alphas = tuple(self.waymarks(row.noise)) if METHODS[row.method].bridged else (0.0, 1.0)
@@ -145,10 +146,12 @@ class _Work:
         facts = {"kind": "run", "key": key, "method": row.method, "noise": row.noise, "seed": seed}
         found = outcome(self.problem, row, seed, steps, alphas, self.judge, self.folder, more=seed == self.study.seed)
         self.clock.write("runs", [facts | found])
+        forget(self.folder, row, seed)
 
-    def noise_alone(self) -> None:
-        """Of each noise that has a density."""
-        for noise in dict.fromkeys(row.noise for row in self.study.rows if row.noise != "empirical"):
+    def noise_alone(self, row: Row) -> None:
+        """Of the row's noise, if that has a density, and of what is beneath its network."""
+        beneath = row.noise if METHODS[row.method].bridged else "gaussian"
+        for noise in dict.fromkeys(name for name in (beneath, row.noise) if name != "empirical"):
             key = self.study.key(alone=noise)
             if key not in self.ledger.keys:
                 facts = {"kind": "noise", "key": key, "noise": noise}
