@@ -4,10 +4,10 @@
     python benchmarks/images.py --quick
 
 The network is that of the study (`unnorm reproduce mnist`) but for dropout, on standard normal points: its speed does
-not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the average
-of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation counts the products of the
-convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the peak given (989 TFLOP/s of bf16
-for an H200); a CPU has none. --quick is a smoke test on the CPU: little of everything.
+not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
+average of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation
+counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the peak
+given (989 TFLOP/s of bf16 for an H200); a CPU has none. --quick is a smoke test on the CPU: little of everything.
 """
 
 import argparse
