@@ -236,6 +236,8 @@ class TestResults:
         assert line.bits == pytest.approx(1.205)
         assert line.deviation == pytest.approx(np.std([1.21, 1.20], ddof=1))
         assert line.sides == (1.19, 1.22)
+        crossed = self.line(lower=(1.22,), joined=(1.225,), upper=(1.21,))
+        assert crossed.sides == (1.21, 1.225)
 
     def test_sides_too_far_apart_are_no_number(self):
         line = self.line(lower=(1.20, 1.15), joined=(1.21, 1.20), upper=(1.21, 1.15 + APART + 1e-6))

@@ -63,10 +63,10 @@ class Line(NamedTuple):
 
     @property
     def sides(self) -> tuple[float, float] | None:
-        """The least and the greatest of both sides over the seeds."""
+        """The least and the greatest of both sides, and of both joined, over the seeds."""
         if self.bits is None:
             return None
-        every = [run[side] for run in self.runs for side in ("lower", "upper")]
+        every = [run[side] for run in self.runs for side in SIDES]
         return min(every), max(every)
 
 
