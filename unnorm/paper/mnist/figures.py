@@ -10,6 +10,8 @@ from unnorm.paper.page import Picture
 
 __all__ = ["convergence", "curves", "memory", "sheets"]
 
+WIDE = 5.0  # nats on an axis, beyond which it is logarithmic
+
 
 def _png(figure: Figure) -> bytes:
     FigureCanvasAgg(figure)
@@ -23,7 +25,7 @@ def curves(results: Results) -> Picture | None:
     lines = [(line.row, line.runs[0]) for line in results.lines if line.runs[0].get("curve")]
     if not lines:
         return None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
     for axis, bridged in zip(figure.subplots(1, 2), (True, False), strict=True):
         for row, run in lines:
             if (run["bridges"] > 0) != bridged:
@@ -33,8 +35,7 @@ def curves(results: Results) -> Picture | None:
         axis.set(title="with bridges" if bridged else "without bridges", xlabel="step", ylabel="claimed nats")
         if not bridged:
             axis.set_yscale("symlog")
-        if axis.lines:
-            axis.legend(fontsize=6)
+    figure.legend(loc="outside right upper", fontsize=6)
     return Picture(
         "curves.png", "What training claims, by the step. Only log Z from both ends is evidence.", _png(figure)
     )
@@ -43,10 +44,12 @@ def curves(results: Results) -> Picture | None:
 def convergence(results: Results) -> Picture | None:
     """Both sides of log Z against the number of temperatures."""
     lines = [(line.row, line.runs[0]) for line in results.lines if len(_sides(line.runs[0])) > 1]
+    lines = [(row, run) for row, run in lines if run["bridges"]] or lines  # those that numbers are claimed for
     if not lines:
         return None
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
     axis = figure.subplots()
+    ticks = sorted({one["betas"] for _, run in lines for one in _sides(run)})
     for place, (row, run) in enumerate(lines):
         sides = _sides(run)
         betas, last = [one["betas"] for one in sides], sides[-1]["joined"]
@@ -54,9 +57,12 @@ def convergence(results: Results) -> Picture | None:
         axis.plot(betas, [one["lower"] - last for one in sides], "v-", color=colour, lw=1, ms=4, label=row.title)
         axis.plot(betas, [one["upper"] - last for one in sides], "^--", color=colour, lw=1, ms=4)
     axis.set(xlabel="temperatures", ylabel="log Z less the last joined one, nats", xscale="log")
-    axis.set_yscale("symlog", linthresh=1.0)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    if max(map(abs, axis.get_ylim())) > WIDE:
+        axis.set_yscale("symlog", linthresh=1.0)
     axis.axhline(0, color="black", lw=0.5)
-    axis.legend(fontsize=6)
+    figure.legend(loc="outside right upper", fontsize=7)
     words = "log Z from the noise (down) and from held-out images (up), by the number of temperatures."
     return Picture("convergence.png", words, _png(figure))
 
