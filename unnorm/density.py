@@ -21,7 +21,7 @@ from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import ais
 from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box
 from unnorm.partition.importance import log_weights
-from unnorm.partition.ladder import MOST_DATA, Climb, ladder
+from unnorm.partition.ladder import IMAGE, MOST_DATA, Climb, ladder
 from unnorm.partition.probes import far_out
 from unnorm.types import LogZ, effective_sample_size, log_density
 
@@ -30,7 +30,6 @@ __all__ = ["Density"]
 MOST_DRAWN = 2**21  # numbers of noise draws held at once while resampling
 SPARE = 10  # effective draws for each that is chosen, so that choosing hardly favours the heavy ones
 ANNEALED = 512
-IMAGE = 3  # axes of an event
 
 
 class Density(nn.Module):

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from unnorm.diagnostics import chain_ess
 from unnorm.errors import ShrinkageWarning
-from unnorm.models.tilted import Bridged
 from unnorm.noise.base import Noise
 from unnorm.noise.gaussian import Gaussian
-from unnorm.partition.annealed import ais
+from unnorm.partition.annealed import ais, settled
 from unnorm.partition.path import Schedule, plan
-from unnorm.partition.routes import route
+from unnorm.partition.routes import usual_path
 from unnorm.samplers import HMC, run
 from unnorm.samplers.base import frozen
 from unnorm.types import LogDensity, effective_sample_size
@@ -142,20 +141,15 @@ def by_annealing(
     >>> found.x.shape, found.method
     (torch.Size([50, 2]), 'annealed')
     """
-    path = "bridges" if isinstance(model, Bridged) and model.noise is noise else "geometric"
-    points, log_ws, accepted, steps = [], [], 0.0, 0
+    points, log_ws, accepted = list[Tensor](), list[Tensor](), list[Tensor]()
     with frozen(model) as target, torch.no_grad():
         if schedule is None:
-            schedule = plan(target, noise, path=path, generator=generator)
-        sampler, end = schedule.samplers[-1], route(schedule.path, target, noise).at(1.0)
+            schedule = plan(target, noise, path=usual_path(target, noise), generator=generator)
         for begin in range(0, n, TOGETHER):
             some = max(2, min(TOGETHER, n - begin))
             found = ais(target, noise, n_chains=some, schedule=schedule, generator=generator, progress=progress)
-            state = end.position(found.x)
-            for _ in range(SETTLE):
-                state, info = sampler.step(state, end, generator=generator)
-                accepted, steps = accepted + float(info.acceptance.sum()), steps + some
-            points.append(state.x)
-            log_ws.append(found.log_w)
-    log_w = torch.cat(log_ws)[:n]
-    return Draws(torch.cat(points)[:n], "annealed", math.nan, float(effective_sample_size(log_w)), accepted / steps)
+            ends = settled(found, target, noise, SETTLE, generator=generator)
+            for kept, new in ((points, ends.x), (log_ws, found.log_w), (accepted, ends.acceptance)):
+                kept.append(new)
+    log_w, acceptance = torch.cat(log_ws)[:n], float(torch.cat(accepted)[:n].mean())
+    return Draws(torch.cat(points)[:n], "annealed", math.nan, float(effective_sample_size(log_w)), acceptance)

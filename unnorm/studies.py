@@ -1,7 +1,7 @@
 """The commands of the paper's studies: `unnorm reproduce | report`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -78,21 +78,14 @@ def reproduce(
         from unnorm.paper.mnist.study import Study as Images
 
         images = Images(size, seed, kind, _names(methods), _names(noises), root)
-        _reproduce_mnist(images, folder, command, force, as_json)
+        _run(images, folder, command, force, as_json)
         return
     from unnorm.paper.start import cores
     from unnorm.paper.toy2d.study import Study
 
     processes = jobs or (1 if size == "smoke" else cores())
     chosen = Study(size, seed, kind, processes, backend, _names(methods), _names(data))
-    _reproduce_toy2d(chosen, folder, command, force, as_json)
-
-
-def _reproduce_toy2d(study: "Study", folder: Path, command: str, force: bool, as_json: bool) -> None:
-    from unnorm.paper.toy2d.report import write
-
-    _run(study, folder, command, force, as_json)
-    _print_report(folder, write(folder), as_json)
+    _run(chosen, folder, command, force, as_json)
 
 
 def _run(study: "Study | Images", folder: Path, command: str, force: bool, as_json: bool) -> None:
@@ -100,25 +93,7 @@ def _run(study: "Study | Images", folder: Path, command: str, force: bool, as_js
         study.run(folder, command=command, force=force, progress=False if as_json else None)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(f"Stopped. What is finished is in '{folder}': the same command goes on from there.") from None
-
-
-def _reproduce_mnist(study: "Images", folder: Path, command: str, force: bool, as_json: bool) -> None:
-    from unnorm.paper.mnist.report import write
-
-    _run(study, folder, command, force, as_json)
-    _print_mnist(folder, write(folder), as_json)
-
-
-def _print_mnist(folder: Path, files: list[Path], as_json: bool) -> None:
-    from unnorm.paper.mnist.results import headlines, read, summarise
-
-    results = read(folder)
-    if as_json:
-        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": summarise(results)})
-        return
-    for line in headlines(results):
-        typer.echo(f"- {line}")
-    typer.echo(f"The whole report is {folder / 'report.html'}; beside it are report.md, its figures and results.jsonl.")
+    _report(folder, as_json)
 
 
 def _reproduce_gaussian_mean(folder: Path, quick: bool, seed: int, force: bool, as_json: bool) -> None:
@@ -139,32 +114,51 @@ def report(
 ) -> None:
     """Make the report of a study anew from its results.jsonl: report.html, report.md and figures."""
     from unnorm.paper.gaussian_report import wrote
-    from unnorm.paper.mnist import report as mnist
-    from unnorm.paper.mnist.results import is_ours
-    from unnorm.paper.toy2d.report import write
 
     if wrote(folder):
         raise InvalidValue(
             f"'{folder}' holds the study gaussian-mean, whose report is its table.md: 'unnorm reproduce gaussian-mean' "
             "writes it with its numbers. This command is for toy2d and mnist."
         )
-    if is_ours(folder):
-        _print_mnist(folder, mnist.write(folder), as_json)
+    _report(folder, as_json)
+
+
+def _report(folder: Path, as_json: bool) -> None:
+    """Write the report of the study in the folder, and print its first lines."""
+    from unnorm.paper.mnist.results import is_ours
+
+    found = (_of_mnist if is_ours(folder) else _of_toy2d)(folder)
+    if as_json:
+        print_json({"folder": str(folder), "files": [path.name for path in found.files], "summary": found.summary})
         return
-    _print_report(folder, write(folder), as_json)
+    for line in found.headlines:
+        typer.echo(f"- {line}")
+    typer.echo(f"The whole report is {folder / 'report.html'}; beside it are report.md, its figures and results.jsonl.")
 
 
-def _print_report(folder: Path, files: list[Path], as_json: bool) -> None:
+class _Reported(NamedTuple):
+    """The files of a report, and a study in few words and in more."""
+
+    files: list[Path]
+    headlines: list[str]
+    summary: list[str]
+
+
+def _of_toy2d(folder: Path) -> _Reported:
+    from unnorm.paper.toy2d.report import write
     from unnorm.paper.toy2d.results import read
     from unnorm.paper.toy2d.summary import headlines, summarise
 
-    results = read(folder)
-    if as_json:
-        print_json({"folder": str(folder), "files": [path.name for path in files], "summary": summarise(results)})
-        return
-    for line in headlines(results):
-        typer.echo(f"- {line}")
-    typer.echo(f"The whole report is {folder / 'report.html'}; beside it are report.md, its figures and results.jsonl.")
+    files, results = write(folder), read(folder)
+    return _Reported(files, headlines(results), summarise(results))
+
+
+def _of_mnist(folder: Path) -> _Reported:
+    from unnorm.paper.mnist.report import write
+    from unnorm.paper.mnist.results import headlines, read, summarise
+
+    files, results = write(folder), read(folder)
+    return _Reported(files, headlines(results), summarise(results))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

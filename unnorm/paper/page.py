@@ -5,10 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Block", "Entry", "Grid", "Heading", "Lines", "Picture", "as_html", "as_markdown", "label"]
+from unnorm.checkpoint import write_atomically
+
+__all__ = ["Block", "Entry", "Grid", "Heading", "Lines", "Picture", "as_html", "as_markdown", "label", "written"]
 
 TEMPLATE = "page.html"
 
@@ -65,6 +68,19 @@ Block: TypeAlias = Heading | Lines | Grid | Picture
 def label(text: str) -> Entry:
     """A cell of words, sorted by them."""
     return Entry(text, text, words=True)
+
+
+def written(folder: Path, blocks: Sequence[Block]) -> list[Path]:
+    """Write a page into the folder, as `report.md` and `report.html`, with its pictures; return the files.
+
+    Tables without rows are left out.
+    """
+    shown = [block for block in blocks if not isinstance(block, Grid) or block.rows]
+    files = {one.file: one.content for one in shown if isinstance(one, Picture)}
+    files |= {"report.md": as_markdown(shown).encode(), "report.html": as_html(shown).encode()}
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in files]
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:

@@ -15,10 +15,11 @@ from unnorm.partition.path import Schedule, plan, resampled
 from unnorm.partition.routes import picked, route
 from unnorm.partition.weights import Weights
 from unnorm.progress import Progress
-from unnorm.samplers.base import frozen
+from unnorm.samplers import HMC
+from unnorm.samplers.base import Located, frozen
 from unnorm.types import LogDensity, LogZ, effective_sample_size, log_mean_exp
 
-__all__ = ["Annealing", "ais", "estimate", "reverse_ais", "stuck"]
+__all__ = ["Annealing", "Settled", "ais", "estimate", "reverse_ais", "settled", "stuck"]
 
 GROUPS = 32  # populations that resample each for itself: their spread tells the error
 LEAST_SHARE = 0.5  # of a population that is left when it resamples
@@ -203,6 +204,32 @@ def estimate(log_w: Tensor, method: str, sign: int = 1) -> LogZ:
     return found._replace(stderr=max(found.stderr, normal))
 
 
+class Settled(NamedTuple):
+    """Chains after some transitions of the model: where they are, and the mean acceptance of each."""
+
+    x: Tensor
+    acceptance: Tensor
+
+
+def settled(
+    run: Annealing, model: LogDensity, noise: Noise, n_steps: int, *, generator: torch.Generator | None = None
+) -> Settled:
+    """The ends of a forward run after more transitions of the model, by its last sampler."""
+    with frozen(model) as target, torch.no_grad():
+        end = route(run.schedule.path, target, noise).at(1.0)
+        return _transitions(end.position(run.x), end, run.schedule.samplers[-1], n_steps, generator)
+
+
+def _transitions(
+    state: Any, density: Located, sampler: HMC, n_steps: int, generator: torch.Generator | None
+) -> Settled:
+    acceptance = torch.zeros_like(state.log_p)
+    for _ in range(n_steps):
+        state, info = sampler.step(state, density, generator=generator)
+        acceptance += info.acceptance / n_steps
+    return Settled(state.x, acceptance)
+
+
 def stuck(run: Annealing, model: LogDensity, noise: Noise, *, generator: torch.Generator | None = None) -> float:
     """The share of the model's mass, as a forward run has found it, where its last transition all but stands still.
 
@@ -212,11 +239,8 @@ def stuck(run: Annealing, model: LogDensity, noise: Noise, *, generator: torch.G
     with frozen(model) as target, torch.no_grad():
         density = route("geometric", target, noise).at(1.0)
         state = density.position(run.x[resampled(run.log_w, generator=generator)][:STUCK_CHAINS])
-        acceptance = torch.zeros_like(state.log_p)
-        for _ in range(STUCK_STEPS):
-            state, info = run.schedule.samplers[-1].step(state, density, generator=generator)
-            acceptance += info.acceptance / STUCK_STEPS
-    return float((acceptance < STUCK_ACCEPTANCE).double().mean())
+        found = _transitions(state, density, run.schedule.samplers[-1], STUCK_STEPS, generator)
+    return float((found.acceptance < STUCK_ACCEPTANCE).double().mean())
 
 
 def _resample(

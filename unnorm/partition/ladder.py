@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unnorm.diagnostics import KHAT_LIMIT, believable, doubt
 from unnorm.errors import InvalidValue
-from unnorm.models.tilted import Bridged, log_weight
+from unnorm.models.tilted import log_weight
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import Annealing, ais, estimate, stuck
 from unnorm.partition.bridge import Bracket, bracket, unseen
@@ -16,6 +16,7 @@ from unnorm.partition.grid import CELLS, LEAST_OUTSIDE, bounding_box, fitting_bo
 from unnorm.partition.importance import draw_into
 from unnorm.partition.path import Schedule, plan
 from unnorm.partition.probes import beyond_support, far_out
+from unnorm.partition.routes import usual_path
 from unnorm.partition.weights import RAREST, Weights
 from unnorm.samplers.base import frozen
 from unnorm.types import LogDensity, LogZ, log_density
@@ -343,8 +344,7 @@ def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluatio
 
 def _way(problem: _Problem) -> str:
     """Images go over their bridges: on the geometric way their modes freeze out at once. Rows of a table need not."""
-    bridged = isinstance(problem.model, Bridged) and problem.model.noise is problem.noise
-    return "bridges" if bridged and len(event_of(problem.noise)) == IMAGE else "geometric"
+    return usual_path(problem.model, problem.noise) if len(event_of(problem.noise)) == IMAGE else "geometric"
 
 
 def _conflict(found: LogZ, rungs: list[Rung]) -> str | None:

@@ -15,7 +15,18 @@ from unnorm.partition.recorded import Function, Recorded
 from unnorm.samplers.base import Located
 from unnorm.types import LogDensity, log_density
 
-__all__ = ["ROUTES", "Annealed", "Geometric", "PartlyBridged", "Route", "Tempered", "Waymarks", "picked", "route"]
+__all__ = [
+    "ROUTES",
+    "Annealed",
+    "Geometric",
+    "PartlyBridged",
+    "Route",
+    "Tempered",
+    "Waymarks",
+    "picked",
+    "route",
+    "usual_path",
+]
 
 
 class Annealed(NamedTuple):
@@ -224,3 +235,8 @@ def route(name: str, model: LogDensity, noise: Noise) -> Route:
     """By its name."""
     found: Route = choose("path", name, ROUTES)(model, noise)
     return found
+
+
+def usual_path(model: LogDensity, noise: Noise) -> str:
+    """Over the bridges where there are some from this noise; else geometric."""
+    return "bridges" if isinstance(model, Bridged) and model.noise is noise else "geometric"

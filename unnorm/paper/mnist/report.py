@@ -3,12 +3,11 @@
 import math
 from pathlib import Path
 
-from unnorm.checkpoint import write_atomically
 from unnorm.paper.mnist.figures import convergence, curves, memory, sheets
 from unnorm.paper.mnist.results import APART, Line, Results, Run, read, summarise
 from unnorm.paper.mnist.results import apart as apart_of
 from unnorm.paper.mnist.spec import METHODS, NOISES, OTHERS
-from unnorm.paper.page import Block, Entry, Grid, Heading, Lines, Picture, as_html, as_markdown, label
+from unnorm.paper.page import Block, Entry, Grid, Heading, Lines, label, written
 
 __all__ = ["write"]
 
@@ -51,13 +50,7 @@ def write(folder: Path) -> list[Path]:
         InvalidValue: there is no `results.jsonl`.
         BrokenFile: it is not the record of a study, or a line of it is broken.
     """
-    folder = Path(folder)
-    blocks = [block for block in _blocks(read(folder)) if not isinstance(block, Grid) or block.rows]
-    files = {one.file: one.content for one in blocks if isinstance(one, Picture)}
-    files |= {"report.md": as_markdown(blocks).encode(), "report.html": as_html(blocks).encode()}
-    for name, content in files.items():
-        write_atomically(folder / name, content)
-    return [folder / name for name in files]
+    return written(Path(folder), _blocks(read(folder)))
 
 
 def _blocks(results: Results) -> list[Block]:

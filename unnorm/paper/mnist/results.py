@@ -5,17 +5,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.ledger import read_lines
+from unnorm.paper.lines import FILE, Run, by_kind, wall_seconds
 from unnorm.paper.mnist.spec import METHODS, NOISES, ROWS, Row
 
 __all__ = ["APART", "FILE", "Line", "Results", "Run", "headlines", "is_ours", "read", "summarise"]
 
-FILE = "results.jsonl"
 APART = 0.03  # bits per dimension between the two sides of log Z, beyond which a number is not claimed
 CAUTIONS = {
     "smoke": "Size smoke shows that everything runs. Its networks are trained for a moment: its numbers mean nothing.",
@@ -31,7 +30,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "clock": ("part", "seconds"),
 }
 SIDES = ("lower", "joined", "upper")
-Run: TypeAlias = Mapping[str, Any]
 
 
 class Line(NamedTuple):
@@ -126,20 +124,7 @@ def read(folder: Path) -> Results:
         InvalidValue: no such file.
         BrokenFile: with the number of the line.
     """
-    path = Path(folder) / FILE
-    if not path.exists():
-        raise InvalidValue(f"The folder '{folder}' holds no study: there is no '{path}'.")
-    found: dict[str, list[Run]] = defaultdict(list)
-    for number, record in read_lines(path):
-        if wrong := _wrong(record):
-            raise BrokenFile(f"Line {number} of '{path}' is not of this study: {wrong}")
-        found[record["kind"]].append(record)
-    for kind in ("study", "run"):
-        if not found[kind]:
-            raise BrokenFile(f"'{path}' holds no line of kind '{kind}': there is nothing to report.")
-    clock = defaultdict[str, float](float)
-    for one in found["clock"]:
-        clock[one["part"]] += one["seconds"]
+    found = by_kind(folder, _wrong)
     return Results(
         Path(folder),
         found["study"],
@@ -148,7 +133,7 @@ def read(folder: Path) -> Results:
         {one["noise"]: one for one in found["spacing"]},
         list({(one["method"], one["noise"]): one for one in found["timing"]}.values()),
         found["classifier"][-1] if found["classifier"] else None,
-        dict(clock),
+        wall_seconds(found["clock"]),
     )
 
 

@@ -17,12 +17,12 @@ from unnorm.errors import HealthWarning, InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, Telescope, even_alphas
 from unnorm.estimators.base import Estimator
 from unnorm.metrics import BitsPerDim, bits_per_dim
-from unnorm.models import Bridged
 from unnorm.paper.mnist.judge import Judge, nearest
 from unnorm.paper.mnist.problem import Problem
 from unnorm.paper.mnist.spec import METHODS, Row
 from unnorm.partition import Annealing, Schedule, ais, bracket, plan
-from unnorm.partition.routes import route
+from unnorm.partition.annealed import settled
+from unnorm.partition.routes import usual_path
 from unnorm.plots import sheet
 from unnorm.samplers import HMC
 from unnorm.samplers.base import frozen
@@ -45,14 +45,7 @@ def bits_of_noise(problem: Problem, noise: str) -> dict[str, float]:
     """Bits per dimension of the test images under a noise with a density, alone."""
     where = problem.where(noise)
     alone = problem.training_noise(noise) if noise == "smoothed" else where.noise
-    found = bits_per_dim(
-        alone,
-        problem.data.test.images.to(problem.fabric.device),
-        where.transform,
-        log_z=None,
-        chunk=500,
-        generator=_own(problem, 3),
-    )
+    found = _scored(problem, alone, where.transform)
     return {"bits": found.value, "se": found.stderr}
 
 
@@ -202,7 +195,7 @@ def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: b
     """Bits per dimension with both sides of log Z, and chains that ended at the model."""
     size, where = problem.size, problem.where(row.noise)
     generator, began = _own(problem, 1000 + seed), time.perf_counter()
-    path = "bridges" if isinstance(model, Bridged) else "geometric"
+    path = usual_path(model, where.noise)
     try:
         with frozen(model) as target, torch.no_grad():
             schedule = plan(target, where.noise, path=path, n_chains=size.pilot, most=size.stages, generator=generator)
@@ -222,7 +215,8 @@ def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: b
     facts |= bits
     if not all(math.isfinite(side) for side in bits.values()):
         facts |= {"status": "diverged", "why": "log Z is not finite."}
-    return facts | {"length": schedule.length, "path": path}, _settled(model, problem, row, forward, generator)
+    ends = settled(forward, model, where.noise, size.settle, generator=generator)  # not chosen: none is there twice
+    return facts | {"length": schedule.length, "path": schedule.path}, ends.x
 
 
 def _sides(
@@ -238,17 +232,6 @@ def _sides(
     for name, side in (("lower", found.lower), ("joined", found.log_z), ("upper", found.upper)):
         facts |= {name: side.value, f"{name}_stderr": side.stderr, f"{name}_ess": side.ess}
     return forward, facts | {"unseen": found.unseen, "seconds": time.perf_counter() - began}
-
-
-def _settled(model: nn.Module, problem: Problem, row: Row, forward: Annealing, generator: torch.Generator) -> Tensor:
-    """The annealed chains after more transitions of the model; not chosen by weight, so that none is there twice."""
-    sampler = forward.schedule.samplers[-1]
-    with frozen(model) as target, torch.no_grad():
-        end = route(forward.schedule.path, target, problem.where(row.noise).noise).at(1.0)
-        state = end.position(forward.x)
-        for _ in range(problem.size.settle):
-            state, _ = sampler.step(state, end, generator=generator)
-    return state.x
 
 
 def _lost_chains(model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from unnorm.checkpoint import write_atomically
-from unnorm.paper.page import Block, Grid, Heading, Lines, Picture, as_html, as_markdown
+from unnorm.paper.page import Block, Heading, Lines, written
 from unnorm.paper.toy2d.completeness import diverged
 from unnorm.paper.toy2d.figures import figures
 from unnorm.paper.toy2d.protocol import chosen_settings, protocol, provenance
@@ -39,13 +38,7 @@ def write(folder: Path) -> list[Path]:
         InvalidValue: there is no `results.jsonl`.
         BrokenFile: it is not the record of a study, or a line of it is broken.
     """
-    folder = Path(folder)
-    blocks = [block for block in _blocks(read(folder)) if not isinstance(block, Grid) or block.rows]
-    files = {one.file: one.content for one in blocks if isinstance(one, Picture)}
-    files |= {"report.md": as_markdown(blocks).encode(), "report.html": as_html(blocks).encode()}
-    for name, content in files.items():
-        write_atomically(folder / name, content)
-    return [folder / name for name in files]
+    return written(Path(folder), _blocks(read(folder)))
 
 
 def _blocks(results: Results) -> list[Block]:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from unnorm.errors import BrokenFile, InvalidValue
-from unnorm.ledger import read_lines
 from unnorm.names import unknown
+from unnorm.paper.lines import FILE, Run, by_kind, wall_seconds
 from unnorm.paper.toy2d.cells import Cell, Column, column
 from unnorm.paper.toy2d.spec import DATA, METHODS, STYLES
 
@@ -36,7 +35,6 @@ __all__ = [
     "title",
 ]
 
-FILE = "results.jsonl"
 FLOOR_ERRORS = 3  # standard errors above the noise floor that still count as at it
 METRICS = {"mmd": "MMD", "frechet": "Frechet distance", "test_nll": "test NLL", "kl": "KL"}
 SCALES = {"mmd": 1e4, "frechet": 1.0, "test_nll": 1.0, "kl": 1.0}  # what a value is multiplied by where it is shown
@@ -60,7 +58,6 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "clock": ("seconds",),
 }
 
-Run: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = tuple[str, str]  # method, style
 
 
@@ -184,22 +181,10 @@ def read(folder: Path) -> Results:
         InvalidValue: no such file.
         BrokenFile: with the number of the line; a last line cut short, as a kill leaves it, is passed over.
     """
-    path = Path(folder) / FILE
-    if not path.exists():
-        raise InvalidValue(f"The folder '{folder}' holds no study: there is no '{path}'.")
-    found: dict[str, list[Run]] = defaultdict(list)
-    for number, record in read_lines(path):
-        if wrong := _wrong(record):
-            raise BrokenFile(f"Line {number} of '{path}' is not of this study: {wrong}")
-        found[record["kind"]].append(record)
-    for kind in ("study", "run"):
-        if not found[kind]:
-            raise BrokenFile(f"'{path}' holds no line of kind '{kind}': there is nothing to report.")
-    pictures, clock = defaultdict[Place, list[Run]](list), defaultdict[str, float](float)
+    found = by_kind(folder, _wrong)
+    pictures = defaultdict[Place, list[Run]](list)
     for one in found["picture"]:
         pictures[_place(one)].append(one)
-    for one in found["clock"]:
-        clock[one["part"]] += one["seconds"]
     return Results(
         found["study"],
         _last(_last(found["run"], lambda run: run["key"]), lambda run: (_place(run), run["seed"], Setting.of(run))),
@@ -207,7 +192,7 @@ def read(folder: Path) -> Results:
         {one["data"]: one for one in found["floor"]},
         dict(pictures),
         found["throughput"][-1] if found["throughput"] else None,
-        dict(clock),
+        wall_seconds(found["clock"]),
     )
 
 
