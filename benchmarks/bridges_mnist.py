@@ -16,7 +16,6 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
 from figures import figure
 from safetensors.torch import load_file, save_file
@@ -28,8 +27,9 @@ from unnorm.device import fabric_for
 from unnorm.estimators import MECO, NCE, Contrastive
 from unnorm.metrics import BitsPerDim, bits_per_dim
 from unnorm.noise import Copula
-from unnorm.partition import Annealing, ais, bracket, plan
-from unnorm.samplers.base import frozen
+from unnorm.partition import ais, bracket, plan
+from unnorm.partition.annealed import settled
+from unnorm.plots import sheet
 from unnorm.types import LogZ
 
 BASES: dict[str, type[Contrastive]] = {"meco": MECO, "nce": NCE}
@@ -44,26 +44,6 @@ def coordinates(train: Tensor, device: torch.device) -> tuple[Compose, Noise, Tr
     copula = Copula.fit(scaled, EDGES)
     whiten, noise = copula.base.coordinates()
     return Compose([Dequantize(256), copula.transform, whiten]).to(device), noise.to(device), whiten.to(device)
-
-
-def sheet(path: Path, transform: Transform, z: Tensor) -> None:
-    """A hundred samples as one picture."""
-    matplotlib.use("Agg")
-    from matplotlib import image
-
-    pictures = transform.inverse(z[:100]).view(-1, 28, 28).cpu()
-    pictures = torch.cat([pictures, pictures.new_zeros(100 - len(pictures), 28, 28)])
-    picture = pictures.view(10, 10, 28, 28).transpose(1, 2).reshape(280, 280)
-    image.imsave(path, picture.numpy(), cmap="gray", vmin=0, vmax=255)
-
-
-def settled(model: Bridged, forward: Annealing) -> Tensor:
-    """The annealed chains after more transitions of the model; not chosen by weight, so that none is there twice."""
-    with frozen(model) as target:
-        state = forward.schedule.samplers[-1].init(forward.x, target)
-        for _ in range(MORE):
-            state, _ = forward.schedule.samplers[-1].step(state, target)
-    return state.x
 
 
 def shown(name: str, found: BitsPerDim, log_z: LogZ) -> dict[str, float | str]:
@@ -142,7 +122,8 @@ def main() -> bool:
         torch.arange(0, len(images), max(1, len(images) // options.chains))
     ]
     forward = ais(model, noise, n_chains=options.chains, schedule=schedule, generator=generator)
-    sheet(options.folder / "samples.png", transform, settled(model, forward))
+    ends = settled(forward, model, noise, MORE, generator=generator)
+    sheet(options.folder / "samples.png", transform.inverse(ends.x[:100]))
     print(f"from the noise: log Z {forward.log_z}, {time.perf_counter() - began:.0f} s", flush=True)
     found = bracket(model, noise, held_out, n_chains=options.chains, forward=forward, settle=20, generator=generator)
     print(f"bracket in {time.perf_counter() - began:.0f} s")

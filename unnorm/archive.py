@@ -1,4 +1,7 @@
-"""The two files of a saved density: tensors and plain JSON, each checked against the other before anything is built."""
+"""The two files of a saved density: tensors and plain JSON, each checked against the other before anything is built.
+
+And modules of this library in a single file.
+"""
 
 import hashlib
 import json
@@ -10,14 +13,25 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
-from unnorm.architecture import build, is_custom
-from unnorm.checkpoint import section, write_atomically
+from unnorm.architecture import build, describe, is_custom
+from unnorm.checkpoint import read_tensors, section, write_atomically, write_tensors
 from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.types import LogZ
 
-__all__ = ["DESCRIPTION", "TENSORS", "digest", "filled", "from_plain", "read", "to_plain", "write"]
+__all__ = [
+    "DESCRIPTION",
+    "TENSORS",
+    "digest",
+    "filled",
+    "from_plain",
+    "read",
+    "read_modules",
+    "to_plain",
+    "write",
+    "write_modules",
+]
 
 TENSORS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = "unnorm-density-1"
@@ -120,3 +134,28 @@ def filled(part: str, spec: Any, tensors: Mapping[str, Tensor], given: Any) -> A
         detail = " ".join(str(problem).split())
         raise BrokenFile(f"The saved {part} does not fit its description: {detail}") from problem
     return module
+
+
+def write_modules(path: Path, modules: Mapping[str, nn.Module], note: Mapping[str, Any]) -> None:
+    """Modules of this library, by name, in one file; `note` is kept beside their descriptions."""
+    tensors = {f"{part}.{name}": value for part, own in modules.items() for name, value in own.state_dict().items()}
+    write_tensors(path, tensors, {**{part: describe(own) for part, own in modules.items()}, **note})
+
+
+def read_modules(path: Path, kinds: Mapping[str, type[nn.Module]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `write_modules` wrote: the modules of these names, each of its kind, and the note.
+
+    Raises:
+        BrokenFile: it is not such a file.
+    """
+    tensors, note = read_tensors(path)
+    modules: dict[str, Any] = {}
+    try:
+        for name, kind in kinds.items():
+            modules[name] = build(note.pop(name))
+            modules[name].load_state_dict(section(tensors, name), assign=True)
+            if not isinstance(modules[name], kind):
+                raise TypeError(f"its '{name}' is a {type(modules[name]).__name__}.")
+    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+        raise BrokenFile(f"'{path}' is not what was written there: {problem}") from problem
+    return modules, note

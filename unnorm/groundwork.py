@@ -1,15 +1,14 @@
 """What a run settles before it trains, once: the noise, its coordinates and the bridges."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from unnorm.architecture import build, describe
+from unnorm.archive import read_modules, write_modules
 from unnorm.bridges import pilot
-from unnorm.checkpoint import read_tensors, section, write_tensors
 from unnorm.data.affine import Identity
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Compose, Transform, Transformed
@@ -96,23 +95,17 @@ def reached(rows: RowSource) -> Tensor:
 
 def save(folder: Path, ground: Groundwork) -> None:
     """Write it beside the run's checkpoints."""
-    parts = {"noise": ground.noise, "transform": ground.transform}
-    tensors = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
-    note: dict[str, Any] = {part: describe(module) for part, module in parts.items()}
-    write_tensors(folder / GROUNDWORK, tensors, note | {"alphas": list(ground.alphas), "said": ground.said})
+    note = {"alphas": list(ground.alphas), "said": ground.said}
+    write_modules(folder / GROUNDWORK, {"noise": ground.noise, "transform": ground.transform}, note)
 
 
 def load(folder: Path) -> Groundwork | None:
     """What an earlier part of the run settled; None where it did not get that far."""
-    if not (folder / GROUNDWORK).exists():
+    path = folder / GROUNDWORK
+    if not path.exists():
         return None
-    tensors, note = read_tensors(folder / GROUNDWORK)
+    parts, note = read_modules(path, {"noise": Noise, "transform": Transform})
     try:
-        parts: dict[str, Any] = {name: build(note[name]) for name in ("noise", "transform")}
-        for name, module in parts.items():
-            module.load_state_dict(section(tensors, name), assign=True)
-        if not isinstance(parts["noise"], Noise) or not isinstance(parts["transform"], Transform):
-            raise TypeError("it does not describe a noise and a transform.")
         return Groundwork(**parts, alphas=tuple(note["alphas"]), said=dict(note["said"]))
-    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
-        raise BrokenFile(f"'{folder / GROUNDWORK}' is not what a run writes: {problem}") from problem
+    except (KeyError, TypeError, ValueError) as problem:
+        raise BrokenFile(f"'{path}' is not what a run writes: {problem}") from problem

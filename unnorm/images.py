@@ -7,16 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
-from unnorm.architecture import build, describe
-from unnorm.checkpoint import read_tensors, section, write_tensors
+from unnorm.archive import read_modules, write_modules
 from unnorm.data.affine import Identity
 from unnorm.data.images import ImageData, ImageRows
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform
 from unnorm.density import Density
 from unnorm.device import fabric_for
-from unnorm.errors import BrokenFile
 from unnorm.estimators import MECO, Contrastive, Telescope
 from unnorm.models import Bridged, ResNet, Seen, Tilted
 from unnorm.names import choose, options_of
@@ -27,6 +25,7 @@ from unnorm.training import Training
 __all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "scalar"]
 
 T = TypeVar("T", bound=Tilted)
+PARTS: Mapping[str, type[nn.Module]] = {"transform": Compose, "noise": Noise, "seen": Transform}
 FILE = "coordinates.safetensors"
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 BRIDGES = 24
@@ -56,29 +55,15 @@ class Coordinates:
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write them to a file, with what they are of."""
-        parts = {"transform": self.transform, "noise": self.noise, "seen": self.seen}
-        tensors = {
-            f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()
-        }
-        write_tensors(path, tensors, {**{part: describe(module) for part, module in parts.items()}, "about": about})
+        write_modules(path, {name: getattr(self, name) for name in PARTS}, {"about": about})
 
     @classmethod
     def load(cls, path: Path, about: Mapping[str, Any]) -> "Coordinates | None":
         """What `save` wrote; None where there is nothing, or they are of something else."""
         if not path.exists():
             return None
-        tensors, note = read_tensors(path)
-        if note.get("about") != about:
-            return None
-        try:
-            parts: dict[str, Any] = {name: build(note[name]) for name in ("transform", "noise", "seen")}
-            for name, module in parts.items():
-                module.load_state_dict(section(tensors, name), assign=True)
-            if not (isinstance(parts["transform"], Compose) and isinstance(parts["seen"], Transform)):
-                raise TypeError("it does not describe coordinates.")
-        except (KeyError, TypeError, ValueError, RuntimeError) as problem:
-            raise BrokenFile(f"'{path}' is not what was written: {problem}. Delete it to fit it anew.") from problem
-        return cls(**parts)
+        parts, note = read_modules(path, PARTS)
+        return cls(**parts) if note.get("about") == about else None
 
 
 def coordinates(
