@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import distributions as td
 
-from unnorm.data import Standardize
+from unnorm.data import Logit, Standardize
 from unnorm.estimators import (
     EMA,
     ENCE,
@@ -29,7 +29,7 @@ from unnorm.estimators import (
     Telescope,
     UMax,
 )
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, Views, WideResNet
 from unnorm.noise import (
     Copula,
     Flow,
@@ -166,6 +166,13 @@ def _resnet(outputs: int | None = None) -> ResNet:
     return _left(ResNet((1, 1, 3), widths=(4,), blocks=1, features=8, outputs=outputs, generator=generator), generator)
 
 
+def _views() -> Views:
+    generator = torch.Generator().manual_seed(2)
+    return Views(
+        Logit(1e-3), ("shade", "ends"), 8, _left(ResNet((4, 1, 3), (4,), 1, 8, generator=generator), generator)
+    )
+
+
 def _wide() -> WideResNet:
     generator = torch.Generator().manual_seed(2)
     return _left(WideResNet((1, 1, 3), depth=10, width=1, generator=generator), generator)
@@ -192,6 +199,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 IMAGE_MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "resnet": _resnet,
     "wide resnet": _wide,
+    "views": _views,
     "bridged resnet": lambda: Bridged(_fitted("full"), _resnet(BRIDGES)),
 }
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from unnorm import Bridged, Density, Gaussian, Training, images
 from unnorm.cli import app
-from unnorm.data import image_data
+from unnorm.data import Dequantize, Identity, image_data
 from unnorm.device import fabric_for
 from unnorm.draws import by_annealing
 from unnorm.errors import InvalidValue, WeightsWarning
@@ -54,6 +54,18 @@ class TestCoordinates:
         seen = where.seen.inverse(where.rows(DIGITS.train.images)[torch.arange(500)])
         assert seen.shape == (500, 1, 8, 8)
         assert 0.3 < float(seen.std()) < 1.5
+
+    def test_a_network_finds_the_shades(self, kind):
+        """Where it sees pixels: the dequantised bytes, whatever coordinates they went through."""
+        where = self.found(kind)
+        if kind == "flow":
+            assert isinstance(where.pixels, Identity)
+            return
+        images = DIGITS.test.images[:20]
+        z, _ = where.transform(images, generator=seeded())
+        shades = where.pixels.inverse(where.seen.inverse(z))
+        expected = Dequantize(DIGITS.levels)(images, generator=seeded())[0]
+        torch.testing.assert_close(shades, expected, rtol=1e-9, atol=1e-9)
 
     def test_bridges_begin_as_the_noise(self, kind):
         where = self.found(kind)

@@ -3,16 +3,18 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import conv2d, linear, silu
 
 from unnorm import Density, Training, fit
 from unnorm.architecture import build, describe, is_custom
-from unnorm.data import Standardize
+from unnorm.data import Gaussianize, Identity, Logit, Standardize
 from unnorm.errors import InvalidValue
 from unnorm.estimators import MECO, ScoreMatching, Telescope
-from unnorm.models import MLP, Bridged, ResNet, Seen, Tilted, WideResNet
+from unnorm.models import MLP, Bridged, ResNet, Seen, Tilted, Views, WideResNet
 from unnorm.noise import Gaussian
 from unnorm.samplers.base import log_density_and_score
 
@@ -310,3 +312,68 @@ class TestSeen:
         in_x = MECO(moved).double()(net, x, generator=seeded(3)).info
         torch.testing.assert_close(in_z["value"], in_x["value"] + log_det[0], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(in_z["gap"], in_x["gap"], rtol=1e-9, atol=1e-9)
+
+
+class TestViews:
+    event = (2, 4, 3)
+
+    def net(self):
+        return stirred(ResNet((8, 4, 3), (3,), 1, features=6, generator=seeded()).double())
+
+    def test_is_the_network_at_the_four_views(self):
+        """Logits of shades, written out with numpy."""
+        net, alpha, levels = self.net(), 0.01, 16
+        x = images(6, self.event)
+        shade = (1 / (1 + np.exp(-x.numpy())) - alpha) / (1 - 2 * alpha)
+        shade = shade.clip(0, 1)
+        first, last = np.tanh(2 * (levels * shade - 1)), np.tanh(2 * (levels * (1 - shade) - 1))
+        channels = np.concatenate([x.numpy(), 2 * shade - 1, first, last], 1)
+        torch.testing.assert_close(
+            Views(Logit(alpha), ("shade", "ends"), levels, net)(x), net(torch.from_numpy(channels))
+        )
+
+    def test_the_cut_at_the_end_of_the_first_shade_is_in_plain_sight(self):
+        """A twentieth of a logit on both sides of the cut: one view moves by more than a hundredth of its range."""
+        seen = []
+        views = Views(Logit(1e-6), ("shade", "ends"), 256, nn.Module())
+        views.net.forward = lambda channels: seen.append(channels) or channels[:, 0, 0, 0]
+        cut = math.log(1 / 255)
+        views(torch.tensor([cut - 0.05, cut + 0.05]).view(2, 1, 1, 1).double())
+        moved = (seen[0][1] - seen[0][0]).abs().flatten()
+        assert moved[2] > 0.15
+        assert moved[[1, 3]].max() < 1e-3
+
+    @pytest.mark.parametrize("views", [("shade", "ends"), ("shade", "root", "root")])
+    def test_the_score_is_that_of_finite_differences(self, views):
+        model = Views(Logit(0.01), views, 16, self.net())
+        x = images(3, self.event)
+        _, score = log_density_and_score(model, x)
+        step = torch.zeros_like(x)
+        step[:, 1, 2, 1] = 1e-6
+        by_hand = (model(x + step) - model(x - step)) / 2e-6
+        torch.testing.assert_close(score[:, 1, 2, 1], by_hand, rtol=1e-6, atol=1e-8)
+
+    def test_survives_a_file(self):
+        model = Views(
+            Gaussianize.fit(torch.rand(50, *self.event, generator=seeded())), ("ends", "root"), 16, self.net().float()
+        )
+        again = build(json.loads(json.dumps(describe(model)))).to_empty(device="cpu")
+        again.load_state_dict(model.state_dict())
+        x = images(3, self.event).float()
+        assert torch.equal(again(x), model(x))
+
+    def test_refuses_levels_that_are_none(self):
+        with pytest.raises(InvalidValue, match="'levels' of Views must be an integer of 2 at least. Got 1."):
+            Views(Logit(), ("shade",), 1, self.net())
+
+    def test_refuses_views_that_are_none(self):
+        with pytest.raises(InvalidValue, match="Unknown view 'ros'. Did you mean 'root'"):
+            Views(Logit(), ("ros",), 2, self.net())
+
+    def test_the_root_is_a_line_in_the_first_shade(self):
+        seen = []
+        views = Views(Identity(), ("root",), 4, nn.Module())
+        views.net.forward = lambda channels: seen.append(channels[:, 1].flatten())
+        shades = torch.tensor([-0.25, 0.0, 0.125, 0.25, 0.64, 1.0])
+        views(shades.view(6, 1, 1, 1))
+        torch.testing.assert_close(seen[0], torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.6, 1.0]))

@@ -11,7 +11,7 @@ from unnorm.data.quantiles import Gaussianize
 from unnorm.data.robust import LogTails
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
+from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, Views, WideResNet
 from unnorm.noise import (
     Copula,
     Couplings,
@@ -55,6 +55,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     "standardize": Standardize,
     "tilted": Tilted,
     "uniform": Uniform,
+    "views": Views,
     "whiten": Whiten,
     "wide-resnet": WideResNet,
 }

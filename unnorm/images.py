@@ -1,7 +1,7 @@
 """Densities of images: coordinates where a noise is round, a residual network with a head for each bridge, log Z."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,18 +16,19 @@ from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Tran
 from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.estimators import MECO, Contrastive, Telescope
-from unnorm.models import Bridged, ResNet, Seen, Tilted
+from unnorm.models import Bridged, ResNet, Seen, Tilted, Views
 from unnorm.names import choose, options_of
 from unnorm.noise import Copula, Gaussian, ImageFlow, Noise
 from unnorm.train import fit
 from unnorm.training import Training
 
-__all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "scalar"]
+__all__ = ["COORDINATES", "Coordinates", "bridged", "coordinates", "fast", "fit_images", "looking", "scalar"]
 
 T = TypeVar("T", bound=Tilted)
-PARTS: Mapping[str, type[nn.Module]] = {"transform": Compose, "noise": Noise, "seen": Transform}
+PARTS: Mapping[str, type[nn.Module]] = {"transform": Compose, "noise": Noise, "seen": Transform, "pixels": Transform}
 FILE = "coordinates.safetensors"
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
+LOGIT_VIEWS, SCORE_VIEWS = ("shade", "ends"), ("shade", "root")
 BRIDGES = 24
 TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
 
@@ -40,14 +41,25 @@ class Coordinates:
         transform: from bytes to there; it begins with `Dequantize`.
         noise: as it is there.
         seen: from what a network is to see to there.
+        pixels: from shades in [0, 1] to what a network is to see; `Identity` where that is not made of pixels.
+        views: of the shades, besides (`Views`); none where it sees no pixels.
     """
 
     transform: Compose
     noise: Noise
     seen: Transform
+    pixels: Transform
+    views: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> "Coordinates":
-        return Coordinates(self.transform.to(device), self.noise.to(device), self.seen.to(device))
+        return replace(self, **{name: getattr(self, name).to(device) for name in PARTS})
+
+    @property
+    def levels(self) -> int:
+        """Of a pixel."""
+        first = self.transform.transforms[0]
+        assert isinstance(first, Dequantize)
+        return first.levels
 
     def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0, shift: int = 0) -> ImageRows:
         """Bytes as rows there, dequantised (and shifted) anew at each reading by numbers of this seed."""
@@ -55,7 +67,7 @@ class Coordinates:
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write them to a file, with what they are of."""
-        write_modules(path, {name: getattr(self, name) for name in PARTS}, {"about": about})
+        write_modules(path, {name: getattr(self, name) for name in PARTS}, {"about": about, "views": self.views})
 
     @classmethod
     def load(cls, path: Path, about: Mapping[str, Any]) -> "Coordinates | None":
@@ -63,7 +75,7 @@ class Coordinates:
         if not path.exists():
             return None
         parts, note = read_modules(path, PARTS)
-        return cls(**parts) if note.get("about") == about else None
+        return cls(**parts, views=tuple(note.get("views", ()))) if note.get("about") == about else None
 
 
 def coordinates(
@@ -102,15 +114,18 @@ def _gaussian(data: ImageData, fabric: Fabric | None, generator: torch.Generator
     fitted = Gaussian.fit(rows)
     whiten, noise = fitted.coordinates()
     some = rows[torch.arange(0, len(rows), max(1, len(rows) // 1000))]
-    seen = Compose([scalar(data.event, float(some.mean()), float(some.std())), whiten])
-    return Coordinates(Compose([Dequantize(data.levels), Logit(ALPHA), whiten]), noise, seen)
+    mean, spread = float(some.mean()), float(some.std())
+    seen = Compose([scalar(data.event, mean, spread), whiten])
+    pixels = Compose([Logit(ALPHA), scalar(data.event, -mean / spread, 1 / spread)])
+    return Coordinates(Compose([Dequantize(data.levels), Logit(ALPHA), whiten]), noise, seen, pixels, LOGIT_VIEWS)
 
 
 def _copula(data: ImageData, fabric: Fabric | None, generator: torch.Generator) -> Coordinates:
     rows = data.rows("train", generator=generator, dtype=torch.float64)
     fitted = Copula.fit(rows[torch.arange(len(rows))], torch.arange(data.levels + 1) / data.levels)
     whiten, noise = fitted.base.coordinates()
-    return Coordinates(Compose([Dequantize(data.levels), fitted.transform, whiten]), noise, whiten)
+    pixels = fitted.transform
+    return Coordinates(Compose([Dequantize(data.levels), pixels, whiten]), noise, whiten, pixels, SCORE_VIEWS)
 
 
 def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **options: Any) -> Coordinates:
@@ -119,7 +134,7 @@ def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **
     train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
     fitted = ImageFlow.fit(train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options)
     way, noise = fitted.coordinates()
-    return Coordinates(Compose([Dequantize(data.levels), way]), noise, Identity())
+    return Coordinates(Compose([Dequantize(data.levels), way]), noise, Identity(), Identity())
 
 
 COORDINATES: Mapping[str, Callable[..., Coordinates]] = {"gaussian": _gaussian, "copula": _copula, "flow": _flow}
@@ -149,8 +164,24 @@ def bridged(
         seed: of the weights.
         options: of `ResNet`.
     """
-    net = ResNet(event, outputs=bridges, generator=torch.Generator().manual_seed(seed), **options)
-    return Bridged(where.noise, net if isinstance(where.seen, Identity) else Seen(where.seen, net))
+    return Bridged(where.noise, looking(where, event, outputs=bridges, seed=seed, **options))
+
+
+def looking(where: Coordinates, event: Sequence[int], *, seed: int = 0, **options: Any) -> nn.Module:
+    """A residual network that sees the images behind coordinates, each pixel in several ways (`Views`).
+
+    Args:
+        where: the coordinates.
+        event: the shape of one image.
+        seed: of the weights.
+        options: of `ResNet`.
+    """
+    channels, *sides = event
+    shape = (Views.channels(where.views) * channels, *sides)
+    net: nn.Module = ResNet(shape, generator=torch.Generator().manual_seed(seed), **options)
+    if where.views:
+        net = Views(where.pixels, where.views, where.levels, net)
+    return net if isinstance(where.seen, Identity) else Seen(where.seen, net)
 
 
 def fast(model: T, device: torch.device) -> T:

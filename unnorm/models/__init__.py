@@ -3,7 +3,8 @@
 from unnorm.models.averaged import Averaged
 from unnorm.models.mlp import MLP
 from unnorm.models.quadratic import Quadratic
-from unnorm.models.resnet import ResNet, Seen, WideResNet
+from unnorm.models.resnet import ResNet, WideResNet
+from unnorm.models.seen import Seen, Views
 from unnorm.models.tilted import Bridged, Tilted
 
-__all__ = ["MLP", "Averaged", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted", "WideResNet"]
+__all__ = ["MLP", "Averaged", "Bridged", "Quadratic", "ResNet", "Seen", "Tilted", "Views", "WideResNet"]

@@ -1,4 +1,4 @@
-"""A residual network for images, and a network that looks at its input through a transform."""
+"""Residual networks for images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,10 @@ from torch.nn.functional import dropout, normalize, silu
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
-from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.types import event_shape
 
-__all__ = ["ResNet", "Seen", "WideResNet"]
+__all__ = ["ResNet", "WideResNet"]
 
 
 class ResNet(nn.Module):
@@ -177,33 +176,3 @@ class _Held(nn.Module):
             if self.training:
                 self.left.copy_(left)
         return weight / (left @ (matrix @ right)).clamp_min(1.0)
-
-
-class Seen(nn.Module):
-    """A network that sees its input as it was before a transform: net(T^-1(z)).
-
-    Waymarks and chains want coordinates where the noise is round; an image network wants pixels side by side.
-
-    Args:
-        transform: T, kept fixed.
-        net: any module.
-
-    >>> from unnorm.data import Standardize
-    >>> from unnorm.models import MLP
-    >>> net = MLP(2, hidden=(4,))
-    >>> x = torch.randn(6, 2)
-    >>> T = Standardize.fit(x)
-    >>> torch.allclose(Seen(T, net)(T(x)[0]), net(x), atol=1e-5)
-    True
-    """
-
-    def __init__(self, transform: Transform, net: nn.Module):
-        super().__init__()
-        self.transform, self.net = transform, net
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return {"transform": self.transform, "net": self.net}
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.net(self.transform.inverse(z))

@@ -10,9 +10,9 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.data.images import ImageData, LabelledImages, image_data
-from unnorm.images import Coordinates, bridged, coordinates, fast
+from unnorm.images import Coordinates, bridged, coordinates, fast, looking
 from unnorm.ledger import key_of
-from unnorm.models import ResNet, Seen, Tilted
+from unnorm.models import Tilted
 from unnorm.noise import Noise, Smoothed
 from unnorm.paper.mnist.spec import METHODS, Row, Size
 
@@ -112,8 +112,7 @@ class Problem:
         where, net = self.where(row.noise), dict(self.size.net)
         if METHODS[row.method].bridged:
             return fast(bridged(where, self.data.event, bridges, seed=seed, **net), self.fabric.device)
-        single = ResNet(self.data.event, generator=torch.Generator().manual_seed(seed), **net)
-        return fast(Tilted(where.noise, Seen(where.seen, single)), self.fabric.device)
+        return fast(Tilted(where.noise, looking(where, self.data.event, seed=seed, **net)), self.fabric.device)
 
     def held_out(self, noise: str, n: int) -> Tensor:
         """Validation images in the coordinates of a noise, on the device."""

@@ -57,7 +57,8 @@ def _scored(problem: Problem, log_prob: nn.Module, transform: Transform) -> Bits
 def spacing(problem: Problem, noise: str) -> dict[str, Any]:
     """Waymarks that lie as far from each other as wanted, by the gaps that short trainings show."""
     size, where, row = problem.size, problem.where(noise), Row("bridges-meco", noise)
-    alphas, began, trials = even_alphas(size.even), time.perf_counter(), []
+    alphas = tuple(alpha**2 for alpha in even_alphas(size.even))  # what is sharp shows near the data alone
+    began, trials = time.perf_counter(), []
     for _ in range(size.rounds):
         model, estimator = problem.model(row, len(alphas) - 1, 0), Telescope(where.noise, alphas)
         with warnings.catch_warnings():
