@@ -5,7 +5,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import unnorm
 from unnorm.errors import InvalidValue
-from unnorm.ledger import Ledger
+from unnorm.ledger import Ledger, alone
 
 __all__ = ["Clock", "claimed", "cores", "hardware", "provenance"]
 
@@ -48,8 +49,23 @@ def _is_a_study(path: Path) -> bool:
     return isinstance(first, dict) and bool(first.get("study"))
 
 
-def claimed(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
-    """The ledger at `path`, if it is of the study that `about` describes (study, size, seed, device), or there is none.
+@contextmanager
+def claimed(path: Path, about: Mapping[str, Any], force: bool) -> Iterator[Ledger]:
+    """The ledger at `path`, for this process alone; its folder is made.
+
+    Raises:
+        InvalidValue: the folder cannot be written, another process is at work there, or the ledger is not ours.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InvalidValue(f"The output folder '{path.parent}' cannot be written: {problem.strerror}.") from problem
+    with alone(path.parent):
+        yield _ledger(path, about, force)
+
+
+def _ledger(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
+    """The one at `path`, if it is of the study that `about` describes (study, size, seed, device), or there is none.
 
     Raises:
         InvalidValue: it is of another one and not to be replaced (`force`), or no study's at all.

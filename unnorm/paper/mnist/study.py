@@ -9,7 +9,7 @@ import torch
 
 from unnorm.device import fabric_for
 from unnorm.errors import InvalidValue
-from unnorm.ledger import Ledger, alone, key_of
+from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
 from unnorm.paper.mnist.judge import Judge, nearest, trained
 from unnorm.paper.mnist.problem import Problem
@@ -83,14 +83,9 @@ class Study:
 
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
+        about = {"study": "mnist", "size": self.size, "seed": self.seed, "device": self.device}
         before = torch.get_float32_matmul_precision()
-        with alone(folder):
-            about = {"study": "mnist", "size": self.size, "seed": self.seed, "device": self.device}
-            ledger = claimed(folder / FILE, about, force)
+        with claimed(folder / FILE, about, force) as ledger:
             if force:
                 _forget(folder)
             if self.device == "cuda":

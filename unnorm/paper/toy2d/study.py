@@ -9,7 +9,7 @@ import numpy as np
 
 from unnorm.data.toy import toy
 from unnorm.errors import InvalidValue
-from unnorm.ledger import Ledger, alone, key_of
+from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
 from unnorm.paper.start import Clock, claimed, hardware, provenance
 from unnorm.paper.toy2d.peers import PEERS, peer_keys, peer_records
@@ -98,20 +98,15 @@ class Study:
 
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise InvalidValue(f"The output folder '{folder}' cannot be written: {problem.strerror}.") from problem
-        with alone(folder):
-            about = {"study": "toy2d", "size": self.size, "seed": self.seed, "device": self.device}
-            ledger = claimed(folder / FILE, about, force)
-            with Progress(self.runs, len(ledger.of("run")), enabled=progress, label="study", lines=True) as bar:
-                clock = Clock(ledger, self._start(command))
-                self._truths(clock, bar)
-                steps = self._steps(clock, bar)
-                self._networks(clock, steps, bar)
-                self._compare(clock, steps)
-                self._peers(clock, bar)
+        about = {"study": "toy2d", "size": self.size, "seed": self.seed, "device": self.device}
+        shown: dict[str, Any] = {"enabled": progress, "label": "study", "lines": True}
+        with claimed(folder / FILE, about, force) as ledger, Progress(self.runs, len(ledger.of("run")), **shown) as bar:
+            clock = Clock(ledger, self._start(command))
+            self._truths(clock, bar)
+            steps = self._steps(clock, bar)
+            self._networks(clock, steps, bar)
+            self._compare(clock, steps)
+            self._peers(clock, bar)
         return ledger
 
     def _start(self, command: str) -> dict[str, Any]:
