@@ -50,14 +50,14 @@ class Views(nn.Module):
 
     What is plain in one scale is hidden in another. Most pixels of most images have the first or the last shade;
     dequantised, they fill a cell whose density ends like a cut. In the space of logits a network learns that cut
-    slowly: on MNIST of 14 x 14 a thousand steps to where the view "ends" is after a hundred. And in a space of normal
-    scores a pixel's shade depends on where the pixel is, so that convolutions cannot tell a stroke from the paper.
+    slowly; the view "ends" puts it before its eyes. And in a space of normal scores a pixel's shade depends on where
+    the pixel is, so that convolutions cannot tell a stroke from the paper.
 
     Args:
         pixels: from shades in [0, 1] to the network's input; kept fixed.
         views: of `VIEWS`: "shade", 2 s - 1; "root", 2 sqrt(s) - 1, where dark shades are farther apart; "ends",
             tanh(2 (levels s - 1)) and the same of 1 - s, where in the first and in the last shade a pixel is. That one
-            is for spaces that are smooth in s: steep views make steep densities, which chains cannot climb.
+            is for spaces that are smooth in s, as logits are: on the steep densities of steep views chains are slow.
         levels: how many shades there are.
         net: any module that takes `Views.channels` times the channels.
 
@@ -84,7 +84,7 @@ class Views(nn.Module):
         >>> Views.channels(("shade", "ends"))
         4
         """
-        return 1 + sum(2 if name == "ends" else 1 for name in views)
+        return 1 + sum(len(VIEWS[name](torch.zeros(()), 2)) for name in views)
 
     @property
     def config(self) -> Mapping[str, Any]:
