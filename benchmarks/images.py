@@ -1,13 +1,16 @@
-"""Throughput at image size: a bridged step against a plain forward and backward, and annealed chains.
+"""Throughput at image size: a bridged step against a plain forward and backward, annealed chains, pixel by pixel.
 
     python benchmarks/images.py --device cuda [--bridges 24] [--batch 128] [--chains 128]
+    python benchmarks/images.py --only pixels [--batch 32] [--precision bf16]
     python benchmarks/images.py --quick
 
 The network is that of the study (`unnorm reproduce mnist`) but for dropout, on standard normal points: its speed does
 not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
 average of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation
 counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the peak
-given (989 TFLOP/s of bf16 for an H200); a CPU has none. --quick is a smoke test on the CPU: little of everything.
+given (989 TFLOP/s of bf16 for an H200); a CPU has none. Pixel by pixel: `fit`'s whole step of a `StepwiseTelescope`
+against a forward and backward of the same heads at the same data and candidates; images whose density is computed a
+second, and images that are drawn. --quick is a smoke test on the CPU: little of everything.
 """
 
 import argparse
@@ -17,11 +20,15 @@ from collections.abc import Callable
 
 import torch
 from figures import figure
+from lightning_fabric import Fabric
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unnorm import Bridged, Gaussian, ResNet, Telescope, Training, fit
 from unnorm.device import fabric_for
+from unnorm.estimators import Estimator, StepwiseTelescope
 from unnorm.images import fast
+from unnorm.models import Lookback, Stepwise
 from unnorm.partition.routes import Waymarks
 from unnorm.samplers import HMC
 from unnorm.samplers.base import frozen
@@ -44,35 +51,89 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> bool:
+def options_given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test")
+    parser.add_argument("--only", choices=("waymarks", "pixels"), help="one part only")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=("32", "bf16"), help="bf16 on a GPU, 32 elsewhere unless given")
     parser.add_argument("--bridges", type=int, default=24)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--chains", type=int, default=128)
+    parser.add_argument("--draws", type=int, default=4, help="of the noise for each image and pixel")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s of the device in bf16")
     options = parser.parse_args()
-    event, widths, features = (1, 28, 28), [64, 128, 128, 128], 256
+    options.event, options.widths, options.features = (1, 28, 28), [64, 128, 128, 128], 256
+    options.lookback = {"width": 48, "blocks": 6, "features": 32}
     if options.quick:
-        event, widths, features = (1, 8, 8), [8, 16], 16
+        options.event, options.widths, options.features = (1, 8, 8), [8, 16], 16
+        options.lookback = {"width": 8, "blocks": 1, "features": 8}
         options.bridges, options.batch, options.chains, options.steps = 4, 32, 16, 40
+    return options
+
+
+def main() -> bool:
+    options = options_given()
     torch.set_float32_matmul_precision("high")
-    fabric = fabric_for(options.device, "bf16" if options.device != "cpu" else "32")
-    device = fabric.device
+    fabric = fabric_for(options.device, options.precision or ("bf16" if options.device != "cpu" else "32"))
+    parts = {"waymarks": over_waymarks, "pixels": by_pixels}
+    good = [part(options, fabric) for name, part in parts.items() if options.only in (None, name)]
+    return all(good)
+
+
+def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, options: argparse.Namespace) -> float:
+    """Seconds of `fit`'s whole step, after some to warm up."""
+    data = torch.randn(4096, *options.event, generator=torch.Generator().manual_seed(0))
+    warm, steps = max(20, options.steps // 4), options.steps
+    training = Training(steps=warm + steps, batch=options.batch, iterate="ema", log_every=warm, schedule="cosine")
+    history = fit(model, estimator, data, training, fabric=fabric, progress=False)
+    seconds = dict(zip(history["step"], history["seconds"], strict=True))
+    return (seconds[warm + steps] - seconds[warm]) / steps
+
+
+def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
+    event, device, n = options.event, fabric.device, options.batch
     noise = Gaussian(event, "diagonal").to(device)
-    net = ResNet(event, widths, 2, features, options.bridges, generator=torch.Generator().manual_seed(0))
+    net = Lookback(event, **options.lookback, generator=torch.Generator().manual_seed(0))
+    model = Stepwise(noise, net).to(device)
+    step = step_of(model, StepwiseTelescope(noise, draws=options.draws), fabric, options)
+    points = torch.randn(n, *event, device=device)
+    candidates = torch.randn(options.draws, n, points[0].numel(), device=device)
+    model.train()
+
+    def plain() -> None:
+        with fabric.autocast():
+            total = model(points, candidates=candidates).sum()
+        total.float().backward()
+        model.zero_grad()
+
+    floor = seconds_of(plain, device, max(5, options.steps // 4))
+    print(f"a step pixel by pixel {1e3 * step:.2f} ms, {n / step:,.0f} images/s; plain {1e3 * floor:.2f} ms")
+    good = figure(
+        "step pixel by pixel over a plain forward and backward", step / floor, None if options.quick else 1.15
+    )
+    model.eval()
+    with torch.no_grad():
+        scored = seconds_of(lambda: model(points), device, 3)
+    figure("images scored a second, pixel by pixel", n / scored, None)
+    began = time.perf_counter()
+    model.sample(n)
+    _wait(device)
+    figure("images drawn a second, pixel by pixel", n / (time.perf_counter() - began), None)
+    return good
+
+
+def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
+    event, device = options.event, fabric.device
+    noise = Gaussian(event, "diagonal").to(device)
+    generator = torch.Generator().manual_seed(0)
+    net = ResNet(event, options.widths, 2, options.features, options.bridges, generator=generator)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(torch.zeros(1, *event))
     forward_flop = counter.get_total_flops()
     model = fast(Bridged(noise, net), device)
-    data = torch.randn(4096, *event, generator=torch.Generator().manual_seed(0))
-    warm, steps = max(20, options.steps // 4), options.steps
-    training = Training(steps=warm + steps, batch=options.batch, iterate="ema", log_every=warm, schedule="cosine")
-    history = fit(model, Telescope(noise, options.bridges), data, training, fabric=fabric, progress=False)
-    seconds = dict(zip(history["step"], history["seconds"], strict=True))
-    step = (seconds[warm + steps] - seconds[warm]) / steps
+    step = step_of(model, Telescope(noise, options.bridges), fabric, options)
     points = torch.randn(options.batch * (options.bridges + 1), *event, device=device)
     model.train()
 
@@ -82,7 +143,7 @@ def main() -> bool:
         total.float().backward()
         model.zero_grad()
 
-    floor = seconds_of(plain, device, max(5, steps // 4))
+    floor = seconds_of(plain, device, max(5, options.steps // 4))
     used = 3 * forward_flop * len(points)
     print(f"a bridged step {1e3 * step:.2f} ms, {len(points) / step:,.0f} images/s; plain {1e3 * floor:.2f} ms")
     print(f"{forward_flop / 1e6:.0f} MFLOP for an image forward; {used / step / 1e12:.1f} TFLOP/s in training")

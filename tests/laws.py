@@ -26,10 +26,23 @@ from unnorm.estimators import (
     PersistentCD,
     ScoreMatching,
     SlicedScoreMatching,
+    StepwiseTelescope,
     Telescope,
     UMax,
 )
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, Views, WideResNet
+from unnorm.models import (
+    MLP,
+    Averaged,
+    Bridged,
+    Lookback,
+    Quadratic,
+    ResNet,
+    Seen,
+    Stepwise,
+    Tilted,
+    Views,
+    WideResNet,
+)
 from unnorm.noise import (
     Copula,
     Flow,
@@ -152,8 +165,17 @@ TELESCOPES: dict[str, Callable[[Noise], Estimator]] = {
     "telescope snl": lambda q: Telescope(q, BRIDGES, SNL, n_noise=37),
 }
 
+# And these one with a head for each coordinate.
+STEPWISE: dict[str, Callable[[Noise], Estimator]] = {
+    "stepwise": lambda q: StepwiseTelescope(q),
+    "stepwise one draw": lambda q: StepwiseTelescope(q, draws=1, tracker=UMax()),
+    "stepwise nce": lambda q: StepwiseTelescope(q, NCE, draws=3),
+    "stepwise ence": lambda q: StepwiseTelescope(q, ENCE, draws=2),
+    "stepwise snl": lambda q: StepwiseTelescope(q, SNL),
+}
 
-Net = TypeVar("Net", bound=ResNet)
+
+Net = TypeVar("Net", ResNet, Lookback)
 
 
 def _mlp(outputs: int | None = None) -> MLP:
@@ -176,6 +198,11 @@ def _views() -> Views:
 def _wide() -> WideResNet:
     generator = torch.Generator().manual_seed(2)
     return _left(WideResNet((1, 1, 3), depth=10, width=1, generator=generator), generator)
+
+
+def _lookback() -> Lookback:
+    generator = torch.Generator().manual_seed(2)
+    return _left(Lookback((1, 1, 3), width=4, blocks=2, features=8, generator=generator), generator)
 
 
 def _left(net: Net, generator: torch.Generator) -> Net:
@@ -201,6 +228,8 @@ IMAGE_MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "wide resnet": _wide,
     "views": _views,
     "bridged resnet": lambda: Bridged(_fitted("full"), _resnet(BRIDGES)),
+    "lookback": _lookback,
+    "stepwise": lambda: Stepwise(Gaussian((1, 1, 3), "diagonal"), _lookback()),
 }
 
 # Every estimator with every model that it can train.
@@ -210,6 +239,7 @@ PAIRS: dict[str, tuple[Callable[[Noise], Estimator], Callable[[], torch.nn.Modul
         (ESTIMATORS, MODELS),
         (ESTIMATORS, {"resnet": IMAGE_MODELS["resnet"]}),
         (TELESCOPES, {"bridged": MODELS["bridged"], "bridged resnet": IMAGE_MODELS["bridged resnet"]}),
+        (STEPWISE, {"stepwise": IMAGE_MODELS["stepwise"]}),
     )
     for name in makers
     for model in models

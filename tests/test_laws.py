@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from tests.laws import ESTIMATORS, IMAGE_MODELS, MODELS, NOISES, PAIRS, TELESCOPES
+from tests.laws import ESTIMATORS, IMAGE_MODELS, MODELS, NOISES, PAIRS, STEPWISE, TELESCOPES
 from unnorm import estimators, models, noise
 from unnorm.errors import InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, DenoisingScoreMatching, Estimator, ScoreMatching, SlicedScoreMatching
@@ -31,10 +31,12 @@ def test_no_implementation_is_left_out():
         return {c for c in found if isinstance(c, type) and issubclass(c, base) and not c.__abstractmethods__}
 
     q = NOISES["gaussian full"]()
+    every = ESTIMATORS | TELESCOPES | STEPWISE
     assert concrete(noise, Noise) == {type(make()) for make in NOISES.values()}
-    assert concrete(estimators, Estimator) == {type(make(q)) for make in (ESTIMATORS | TELESCOPES).values()}
-    bases = {type(make(q).base) for make in TELESCOPES.values()}
-    assert bases == concrete(estimators, estimators.Contrastive)
+    assert concrete(estimators, Estimator) == {type(make(q)) for make in every.values()}
+    for telescopes in (TELESCOPES, STEPWISE):
+        bases = {type(make(q).base) for make in telescopes.values()}
+        assert bases == concrete(estimators, estimators.Contrastive)
     listed = {c for name in models.__all__ if isinstance(c := getattr(models, name), type)}
     assert listed == {type(make()) for make in (MODELS | IMAGE_MODELS).values()}
     trackers = {type(make(q).tracker) for make in ESTIMATORS.values() if hasattr(make(q), "tracker")}
@@ -266,7 +268,7 @@ class TestEstimator:
     def test_refuses_a_model_of_the_wrong_shape(self, make, make_model):
         _, estimator, x = setting(make, make_model)
         with pytest.raises(InvalidValue, match=r"must map \(.+\) to \(.+\)\. Got .*\(\d+, 4\)\.$"):
-            estimator(lambda points, heads=False: points.flatten(1)[:, [0, 0, 1, 2]], x)
+            estimator(lambda points, heads=False, candidates=None: points.flatten(1)[:, [0, 0, 1, 2]], x)
 
     def test_settings_are_plain(self, make, make_model):
         """They go into a checkpoint as JSON and come back the same."""

@@ -29,7 +29,7 @@ FEW = {"methods": ("bridges-meco", "meco"), "noises": ("gaussian",)}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All 18 rows, by the command line."""
+    """All 24 rows, by the command line."""
     folder = tmp_path_factory.mktemp("mnist") / "study"
     done = CliRunner().invoke(app, ["reproduce", "mnist", "--size", "smoke", "--out", str(folder)])
     assert done.exit_code == 0, done.output
@@ -41,7 +41,7 @@ class TestStudy:
         folder, output = whole
         found = read(folder)
         assert [line.row for line in found.lines] == list(ROWS)
-        assert len(ROWS) == 4 * 3 + 2 * 3
+        assert len(ROWS) == 4 * 3 + 4 * 3
         assert set(found.noises) == {"gaussian", "smoothed", "copula", "flow"}
         assert "numbers mean nothing" in output
 
@@ -56,11 +56,14 @@ class TestStudy:
         found = read(whole[0])
         for line in found.lines:
             beneath = line.row.noise if METHODS[line.row.method].bridged else "gaussian"
-            assert line.runs[0]["joined"] == pytest.approx(found.noises[beneath]["bits"], abs=0.03)
+            learned = found.noises[beneath]["bits"] - line.runs[0]["joined"]
+            most = 0.2 if METHODS[line.row.method].way == "pixels" else 0.03  # these learn at once
+            assert -0.03 < learned < most
 
     def test_temperatures_of_the_first_seed_show_convergence(self, whole):
         for run in read(whole[0]).runs:
-            assert [side["betas"] for side in run["sides"]] == list(SIZES["smoke"].betas)
+            kind = "nodes" if METHODS[run["method"]].way == "pixels" else "betas"
+            assert [side[kind] for side in run["sides"]] == list(getattr(SIZES["smoke"], kind))
 
     def test_sheets_are_pictures_of_samples(self, whole):
         folder, _ = whole
@@ -345,4 +348,5 @@ class TestJudge:
 
 def test_rows_can_be_chosen():
     assert rows(("meco",)) == [Row("meco", noise) for noise in ("empirical", "gaussian", "smoothed")]
-    assert rows((), ("flow",)) == [Row("bridges-nce", "flow"), Row("bridges-meco", "flow")]
+    to_the_flow = ("bridges-nce", "bridges-meco", "pixels-nce", "pixels-meco")
+    assert rows((), ("flow",)) == [Row(method, "flow") for method in to_the_flow]

@@ -192,6 +192,16 @@ class TestResNet:
         x = images(3, (1, 6, 6))
         assert torch.equal(again.eval()(x), net(x))
 
+    def test_gain_multiplies_what_comes_out(self):
+        plain, loud = (ResNet((1, 6, 6), (4,), 1, 5, 3, gain=gain, generator=seeded()) for gain in (1.0, 16.0))
+        for net in (plain, loud):
+            torch.nn.init.normal_(net.last.weight, generator=seeded())
+        x = torch.randn(4, 1, 6, 6, generator=seeded())
+        torch.testing.assert_close(loud(x), 16 * plain(x))
+        assert (loud.config["gain"], "gain" in plain.config) == (16.0, False)
+        with pytest.raises(InvalidValue, match="'gain' of ResNet must be positive. Got 0"):
+            ResNet((1, 6, 6), gain=0)
+
     def test_dropout_drops_while_training_only(self):
         net = ResNet((1, 6, 6), (4,), 1, 5, dropout=0.5, generator=seeded())
         with torch.no_grad():

@@ -11,7 +11,19 @@ from unnorm.data.quantiles import Gaussianize
 from unnorm.data.robust import LogTails
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize
 from unnorm.errors import BrokenFile, UnnormError
-from unnorm.models import MLP, Averaged, Bridged, Quadratic, ResNet, Seen, Tilted, Views, WideResNet
+from unnorm.models import (
+    MLP,
+    Averaged,
+    Bridged,
+    Lookback,
+    Quadratic,
+    ResNet,
+    Seen,
+    Stepwise,
+    Tilted,
+    Views,
+    WideResNet,
+)
 from unnorm.noise import (
     Copula,
     Couplings,
@@ -43,6 +55,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     "image-flow": ImageFlow,
     "log-tails": LogTails,
     "logit": Logit,
+    "lookback": Lookback,
     "mixture": Mixture,
     "mlp": MLP,
     "probit": Probit,
@@ -53,6 +66,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     "smoothed": Smoothed,
     "spline-flow": SplineFlow,
     "standardize": Standardize,
+    "stepwise": Stepwise,
     "tilted": Tilted,
     "uniform": Uniform,
     "views": Views,

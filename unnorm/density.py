@@ -16,6 +16,7 @@ from unnorm.data.transforms import Standardize, Transform
 from unnorm.diagnostics import KHAT_LIMIT, LEAST_ESS, R_HAT_LIMIT, NoiseReport, noise_report, pareto_khat
 from unnorm.draws import STARTS, Draws, by_annealing, by_hmc
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
+from unnorm.models.stepwise import Stepwise
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import ais
@@ -123,8 +124,9 @@ class Density(nn.Module):
         )
         density.climb, density.log_zs, density.doubts = climb, climb.log_zs(), climb.doubts
         if climb.doubts:
+            cure = "" if isinstance(model, Stepwise) else " A noise closer to the data would help."
             warnings.warn(
-                f"log Z cannot be believed: {'; '.join(climb.doubts)}. A noise closer to the data would help.",
+                f"log Z cannot be believed: {'; '.join(climb.doubts)}.{cure}",
                 WeightsWarning,
                 stacklevel=2,
             )
@@ -186,7 +188,7 @@ class Density(nn.Module):
         chosen by weights or, where the noise is too far for that, annealed to the model: many chains, tuned together,
         with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`. Images far from their
         noise are drawn each by a chain of its own, annealed from the noise (`draws.by_annealing`), with a bar on a
-        terminal unless `progress` says otherwise.
+        terminal unless `progress` says otherwise. A `Stepwise` model draws coordinate by coordinate, exactly.
         """
         if n < 1:
             raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
@@ -235,7 +237,10 @@ class Density(nn.Module):
         return grid.centres(place + within)
 
     def _far_from_the_grid(self, n: int, generator: torch.Generator | None, progress: bool | None) -> Draws:
-        """Noise draws chosen by their weights, or chains that start from such, or from annealed ones."""
+        """Noise draws chosen by their weights, or chains that start from such, or from annealed ones; of a `Stepwise`
+        model its own."""
+        if isinstance(self.model, Stepwise):
+            return Draws.exact(self.model.sample(n, generator=generator, progress=progress), "stepwise")
         found = self.log_zs["importance"]  # the ladder's first rung, always there
         if len(self.event) == IMAGE and found.ess < LEAST_ESS:
             return by_annealing(self.model, self.noise, n, generator=generator, progress=progress)
@@ -305,7 +310,8 @@ class Density(nn.Module):
             noise = model.noise
         transform = archive.filled("transform", facts["transform"], tensors, transform)
         log_zs = {method: archive.from_plain(found) for method, found in facts["log_z"].items()}
-        if not isinstance(noise, Noise) or not isinstance(transform, Transform) or "importance" not in log_zs:
+        first = "quadrature" if isinstance(model, Stepwise) else "importance"
+        if not isinstance(noise, Noise) or not isinstance(transform, Transform) or first not in log_zs:
             raise BrokenFile(f"'{folder}' does not describe a density.")
         density = cls(model, noise, transform, log_zs, [str(doubt) for doubt in facts["doubts"]])
         if tensors["box"].shape != density.box.shape:

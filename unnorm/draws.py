@@ -32,8 +32,9 @@ class Draws(NamedTuple):
 
     Attributes:
         x: (n, *event).
-        method: "grid" (exact up to the grid's cells), "resampled" (draws of the noise, chosen by weight), "hmc", or
-            "annealed" (chains from the noise, each for itself).
+        method: "grid" (exact up to the grid's cells), "stepwise" (likewise, one coordinate after the other),
+            "resampled" (draws of the noise, chosen by weight), "hmc", or "annealed" (chains from the noise, each for
+            itself).
         r_hat: the worst R-hat of the chains' coordinates; NaN where there are no chains.
         ess: how many independent draws they are worth, in the worst coordinate; of a grid, n. Of annealed ones, by
             the weights that the chains would have to be chosen by, and are not.
@@ -50,9 +51,9 @@ class Draws(NamedTuple):
     acceptance: float
 
     @classmethod
-    def exact(cls, x: Tensor) -> "Draws":
-        """Independent draws from a grid."""
-        return cls(x, "grid", math.nan, float(len(x)), math.nan)
+    def exact(cls, x: Tensor, method: str = "grid") -> "Draws":
+        """Independent draws from a grid, or from one for each step."""
+        return cls(x, method, math.nan, float(len(x)), math.nan)
 
     @classmethod
     def resampled(cls, x: Tensor) -> "Draws":
@@ -65,6 +66,8 @@ class Draws(NamedTuple):
             return f"{len(self.x)} independent draws of the noise, chosen by their weights"
         if self.method == "grid":
             return f"{len(self.x)} independent draws from a grid"
+        if self.method == "stepwise":
+            return f"{len(self.x)} independent draws, coordinate by coordinate"
         if self.method == "annealed":
             return (
                 f"{len(self.x)} draws by chains annealed from the noise, not chosen by weight: by their weights worth "

@@ -148,7 +148,7 @@ def doubt(found: LogZ) -> str | None:
     """Why an estimate cannot tell its own error; None where it can.
 
     Weighted draws need Pareto k below 0.7 and a hundred effective ones; a bracket, whose weights are bounded, the
-    latter; a grid neither.
+    latter; a grid and a quadrature neither.
 
     >>> doubt(LogZ(0.0, 0.01, 900, 0.2, "importance", 1000))
     >>> doubt(LogZ(0.0, 0.5, 3, 1.5, "importance", 9))
@@ -156,7 +156,7 @@ def doubt(found: LogZ) -> str | None:
     """
     if not math.isfinite(found.value + found.stderr):
         return f"log Z is {found.value} ± {found.stderr}"
-    if found.method == "grid":
+    if found.method in ("grid", "quadrature"):
         return None
     if found.method != "bracket" and not found.khat < KHAT_LIMIT:  # NaN is not good either
         return f"Pareto k is {found.khat:.2f}, not below {KHAT_LIMIT}"
@@ -199,6 +199,8 @@ def verdict(
     'TRUST'
     >>> print(verdict({"importance": good._replace(khat=1.2)}).line())
     DISTRUST: log Z cannot be believed: Pareto k is 1.20, not below 0.7.
+    >>> print(verdict({"quadrature": LogZ(0.0, 0.01, math.nan, math.nan, "quadrature", 64)}, checked=False).line())
+    TRUST: log Z is known to 0.01 nats by quadrature, one coordinate after the other.
     """
     numbers = numbers or {}
     bad, doubtful = list[str](), list[str]()
@@ -214,7 +216,8 @@ def verdict(
         (bad if used.stderr > 0.5 else doubtful).append(f"log Z is known only to {used.stderr:.2g} nats")
     if (gap := _disagreement(log_z)) is not None:
         (bad if gap[0] > 0.1 else doubtful).append(gap[1])
-    doubtful += [] if checked else ["no rows were at hand: only these show mass that the noise misses"]
+    exact = used.method == "quadrature"  # nothing can be missed
+    doubtful += [] if checked or exact else ["no rows were at hand: only these show mass that the noise misses"]
     doubtful += _likelihood_doubts(numbers, used)
     doubtful += [f"the health monitor warned in training ({line.split(':')[0].lower()})" for line in warned]
     if bad:
@@ -243,6 +246,8 @@ def _praise(used: LogZ, log_z: Mapping[str, LogZ]) -> str:
             return f"{known} by a grid; importance sampling cannot check it"
         apart = abs(importance.value - used.value)
         return f"{known} by a grid; importance sampling agrees within {apart:.4f} ± {importance.stderr:.4f}"
+    if used.method == "quadrature":
+        return f"{known} by quadrature, one coordinate after the other"
     if used.method == "bracket":
         return f"{known} by annealed chains from both ends, {used.ess:.0f} of {used.n} where they meet"
     chains = "annealed importance sampling" if used.method == "ais" else f"{used.method} sampling"

@@ -14,6 +14,7 @@ from unnorm.estimators.score_matching import (
     score_matching_loss,
 )
 from unnorm.estimators.snl import SNL, snl_loss
+from unnorm.estimators.stepwise import StepwiseTelescope
 from unnorm.estimators.telescope import Telescope, even_alphas, waymarks
 from unnorm.estimators.trackers import EMA, SCENT, TRACKERS, Minibatch, Tracker, UMax
 
@@ -36,6 +37,7 @@ __all__ = [
     "PersistentCD",
     "ScoreMatching",
     "SlicedScoreMatching",
+    "StepwiseTelescope",
     "Telescope",
     "Tracker",
     "UMax",

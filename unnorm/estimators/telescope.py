@@ -139,12 +139,7 @@ class Telescope(Estimator):
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
         each, log_ratio, x = self._compare(model, x, generator)
-        info = {name: number.sum(-1) for name, number in each.info.items()}
-        with torch.no_grad():
-            info["value"] = -(log_ratio + apart(self.noise.log_prob(x), self.shape)).mean(-1)
-        info |= {name: each.info[name].amax(-1) for name in ("gap", "lag") if name in info}
-        info["ess"] = each.info["ess"].amin(-1)
-        return Objective(each.surrogate.sum(-1), info)
+        return of_all_bridges(each, log_ratio + apart(self.noise.log_prob(x), self.shape))
 
     def _compare(
         self, model: LogDensity, x: Tensor, generator: torch.Generator | None
@@ -166,8 +161,7 @@ class Telescope(Estimator):
         at_noise = after.diagonal(dim1=-3, dim2=-1).mT  # and at the next one
         each = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), at_noise))
         with torch.no_grad():
-            log_z = each.info["value"] + at_data.mean(-1)  # a bridge's value is its log Z less its mean at its data
-            log_ratio = before[..., 0, :, :].sum(-1) - log_z.sum(-1, keepdim=True)
+            log_ratio = before[..., 0, :, :].sum(-1) - claimed(each, at_data).sum(-1, keepdim=True)
         return each, log_ratio, x
 
     def _points(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -202,6 +196,23 @@ class Telescope(Estimator):
                 f"{(len(points), n_bridges)}. Got {tuple(heads.shape)}."
             )
         return heads
+
+
+def of_all_bridges(each: Objective, log_p: Tensor) -> Objective:
+    """One objective of those of all bridges, (..., K), and the data's log density that they claim together, (..., n).
+
+    Sums, but of `gap` and `lag` the largest and of `ess` the least.
+    """
+    info = {name: number.sum(-1) for name, number in each.info.items()}
+    info["value"] = -log_p.detach().mean(-1)
+    info |= {name: each.info[name].amax(-1) for name in ("gap", "lag") if name in info}
+    info["ess"] = each.info["ess"].amin(-1)
+    return Objective(each.surrogate.sum(-1), info)
+
+
+def claimed(each: Objective, at_data: Tensor) -> Tensor:
+    """log Z of every bridge, (..., K): a bridge's value is its log Z less its mean at its data, (..., K, n)."""
+    return each.info["value"] + at_data.detach().mean(-1)
 
 
 def _checked(alphas: Sequence[float]) -> tuple[float, ...]:

@@ -34,6 +34,8 @@ class ResNet(nn.Module):
         spectral: hold the largest singular value of every weight but the last layer's at one or below, by a step of
             the power iteration at each training pass (Miyato et al. 2018; a convolution's weight as a matrix).
         checkpointing: compute blocks anew in the backward pass: less memory, a third more time.
+        gain: times the last layer's output. Adam moves every weight alike: with a small step and a large gain the heads
+            learn as fast as with a large step, while the trunk that bridges share stays in small ones.
         dropout: share of each block's inner numbers that are dropped while training. Which ones is torch's global
             generator's choice: such a run is not the same to the bit when it is repeated or resumed.
         generator: draws the initial weights.
@@ -54,6 +56,7 @@ class ResNet(nn.Module):
         pooled: bool = False,
         spectral: bool = False,
         checkpointing: bool = False,
+        gain: float = 1.0,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ):
@@ -62,12 +65,15 @@ class ResNet(nn.Module):
         self.event, self.widths, self.blocks = event_shape(shape), tuple(widths), blocks
         self.features, self.outputs = features, outputs
         self.pooled, self.spectral, self.checkpointing, self.dropout = pooled, spectral, checkpointing, dropout
+        self.gain = gain
         if len(self.event) != 3:
             raise InvalidValue(f"The 'event' of ResNet must be (channels, height, width). Got {self.event}.")
         if blocks < 1 or not self.widths or min(self.widths) < 1:
             raise InvalidValue(f"A ResNet needs widths and blocks. Got widths {self.widths} and blocks {blocks}.")
         if features < 1 or (outputs is not None and outputs < 1):
             raise InvalidValue(f"The 'features' and 'outputs' of ResNet must be positive. Got {features}, {outputs}.")
+        if not gain > 0:
+            raise InvalidValue(f"The 'gain' of ResNet must be positive. Got {gain}.")
         if not 0 <= dropout < 1:
             raise InvalidValue(f"The 'dropout' of ResNet must be in [0, 1). Got {dropout}.")
         channels, height, width = self.event
@@ -94,7 +100,8 @@ class ResNet(nn.Module):
     def config(self) -> Mapping[str, Any]:
         shape = {"event": list(self.event), "widths": list(self.widths), "blocks": self.blocks}
         settings = {**shape, "features": self.features, "outputs": self.outputs}
-        return settings | self._flags("pooled", "spectral", "checkpointing", "dropout")
+        gain = {"gain": self.gain} if self.gain != 1 else {}
+        return settings | gain | self._flags("pooled", "spectral", "checkpointing", "dropout")
 
     def _flags(self, *names: str) -> dict[str, Any]:
         """Those that are not as usual."""
@@ -105,7 +112,7 @@ class ResNet(nn.Module):
             again = self.checkpointing and isinstance(stage, _Block) and torch.is_grad_enabled()
             x = checkpoint(stage, x, use_reentrant=False) if again else stage(x)
         x = silu(x)
-        value = self.last(silu(self.gather(x.mean((2, 3)) if self.pooled else x.flatten(1))))
+        value = self.gain * self.last(silu(self.gather(x.mean((2, 3)) if self.pooled else x.flatten(1))))
         return value.squeeze(-1) if self.outputs is None else value
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unnorm.diagnostics import KHAT_LIMIT, believable, doubt
 from unnorm.errors import InvalidValue
+from unnorm.models.stepwise import Stepwise
 from unnorm.models.tilted import log_weight
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import Annealing, ais, estimate, stuck
@@ -40,6 +41,8 @@ HEAVY = 0.3  # Pareto k from which the error is taken as larger, up to twice at 
 FAIR = 3  # how much more than their share of the draws the rarest may carry of the weight
 SIDES_APART = 4.0  # errors between one side of a bracket and both together
 MISSES = "mass was missed"
+QUADRATURE_ROWS = 200  # that tell its error
+COARSE = 2.0  # nats of log p beyond which a quadrature is none
 
 
 class Rung(NamedTuple):
@@ -152,7 +155,7 @@ def ladder(
     0.7, a hundred effective draws and no sign of missed mass ends the climb.
 
     In one and two dimensions a grid confirms or corrects the first rung; in three it comes between the first and the
-    second.
+    second. A `Stepwise` model is normalised: only the error of its quadrature is to be found, on data or own samples.
 
     Args:
         model: log p~.
@@ -184,6 +187,9 @@ def ladder(
         # In an order of their own: sorted rows would show the rungs below one end of the data only.
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
         data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
+    if isinstance(model, Stepwise):
+        rung = _by_quadrature(model, data, stderr, generator)
+        return Climb((rung,), stderr, () if rung.sound else (rung.why,))
     with frozen(model) as target:
         finite, tails = far_out(target, noise, alone=data is None)
         support = beyond_support(target, noise)
@@ -205,6 +211,15 @@ def _climb(problem: _Problem, finite: bool, n: int, first: int, evaluations: int
     if not rungs[-1].enough:
         return _by_chains(problem, rungs, weights, evaluations)
     return Climb(tuple(rungs), problem.wanted, ())
+
+
+def _by_quadrature(model: Stepwise, data: Tensor | None, wanted: float, generator: torch.Generator | None) -> Rung:
+    """log Z = 0, and how much log p changes on average when the quadrature is twice as fine."""
+    rows = model.sample(LEAST_DATA, generator=generator) if data is None else data[:QUADRATURE_ROWS]
+    error = float(model.error(rows).double().abs().mean())
+    found = LogZ(0.0, error, math.nan, math.nan, "quadrature", len(rows) * math.prod(rows.shape[1:]))
+    coarse = f"the quadrature of single steps is off by {error:.2g} nats: use more 'nodes'"
+    return _judged(found, wanted, coarse if error > COARSE else None)
 
 
 def _check_rows(data: Tensor, event: tuple[int, ...]) -> None:

@@ -43,7 +43,8 @@ def curves(results: Results) -> Picture | None:
 
 def convergence(results: Results) -> Picture | None:
     """Both sides of log Z against the number of temperatures."""
-    lines = [(line.row, line.runs[0]) for line in results.lines if len(_sides(line.runs[0])) > 1]
+    found = [(line.row, line.runs[0]) for line in results.lines]
+    lines = [(row, run) for row, run in found if len(_sides(run)) > 1 and "betas" in _sides(run)[0]]
     lines = [(row, run) for row, run in lines if run["bridges"]] or lines  # those that numbers are claimed for
     if not lines:
         return None

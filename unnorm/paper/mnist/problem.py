@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.data.images import ImageData, LabelledImages, image_data
-from unnorm.images import Coordinates, bridged, coordinates, fast, looking
+from unnorm.images import Coordinates, bridged, coordinates, fast, looking, stepwise
 from unnorm.ledger import key_of
 from unnorm.models import Tilted
 from unnorm.noise import Noise, Smoothed
@@ -109,8 +109,11 @@ class Problem:
         The paper's log p~ is the network alone. Of a network that grows in some direction that has no integral; with
         the Gaussian beneath it every model here has one.
         """
-        where, net = self.where(row.noise), dict(self.size.net)
-        if METHODS[row.method].bridged:
+        where, net, way = self.where(row.noise), dict(self.size.net), METHODS[row.method].way
+        if way == "pixels":
+            return stepwise(where, self.data.event, seed=seed, **self.size.lookback).to(self.fabric.device)
+        if way == "waymarks":
+            net["gain"] = self.size.gain
             return fast(bridged(where, self.data.event, bridges, seed=seed, **net), self.fabric.device)
         return fast(Tilted(where.noise, looking(where, self.data.event, seed=seed, **net)), self.fabric.device)
 

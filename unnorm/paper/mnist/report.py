@@ -14,7 +14,8 @@ __all__ = ["write"]
 LEGEND = (
     "Bits per dimension on the test images, mean and deviation over the seeds; smaller is better. Below it stand the "
     "least and the greatest that both sides of log Z allow: chains from the noise make a likelihood look better than "
-    f"it is, chains from held-out images worse. A number whose sides are more than {APART} apart is not claimed. "
+    "it is, chains from held-out images worse. Rows pixel by pixel are normalised step by step, without chains: their "
+    f"sides are the error of the quadrature. A number whose sides are more than {APART} apart is not claimed. "
     "'Paper' is its Table 5, where every method has the third noise, the training images + Gaussian; 'TRE' is Rhodes, "
     "Xu, Gutmann 2020."
 )
@@ -36,9 +37,14 @@ PROTOCOL = (
     "training images are moved by the pixels of 'shift', and a moving average of the weights is kept, with bridges "
     "the one that is best on validation images. Short trainings, the first with even waymarks, say where these "
     "belong, once for each noise and for all methods.",
+    "Pixel by pixel: the bridges are as many as the pixels, in reading order. Each waymark has one pixel more of the "
+    "data, and a masked convolutional network has a head for each (TRE's dimension-wise mixing). After training each "
+    "head is normalised for what comes before it, by quadrature in one dimension: log Z is 0. 'lookback' is its "
+    "network, 'few' its batch, 'draws' the noise draws for each image and pixel.",
     "log Z: annealed chains from the noise (over the waymarks where there are some), and back from validation images "
     "after some transitions of the model. The two are joined by Bennett's acceptance ratio.",
-    "Samples are the ends of the chains from the noise after some transitions of the model; none is picked.",
+    "Samples are the ends of the chains from the noise after some transitions of the model, or, pixel by pixel, exact "
+    "draws; none is picked.",
     "Diverged: numbers that are not finite, or a model that annealed chains do not reach.",
 )
 
@@ -176,11 +182,15 @@ def _convergence(results: Results) -> Grid:
         run = line.runs[0]
         for one in run.get("sides") or ():
             sides = [one.get(side) for side in ("lower", "joined", "upper")]
-            shown = [Entry("-") if value is None else Entry(f"{value:.2f}", value) for value in sides]
+            shown = [
+                Entry("-") if value is None else Entry(f"{value:.{2 if abs(value) > 0.1 else 4}f}", value)
+                for value in sides
+            ]
             time = Entry(f"{one['seconds']:.1f}", one["seconds"])
-            rows.append([label(line.row.title), Entry(f"{one['betas']:,}", one["betas"]), *shown, time])
+            fine = Entry(f"{one['betas']:,}", one["betas"]) if "betas" in one else Entry(f"{one['nodes']} nodes")
+            rows.append([label(line.row.title), fine, *shown, time])
     head = ["Row (first seed)", "Temperatures", "From the noise", "Joined", "From images", "Seconds"]
-    return Grid("log Z, nats, by the number of temperatures", head, rows)
+    return Grid("log Z, nats, by the number of temperatures, or of nodes in each piece of a quadrature", head, rows)
 
 
 def _told(results: Results) -> Grid:

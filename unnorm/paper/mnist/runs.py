@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from unnorm.bridges import respaced
 from unnorm.data.transforms import Transform
 from unnorm.errors import HealthWarning, InvalidValue, NonFiniteObjective
-from unnorm.estimators import MECO, Telescope, even_alphas
+from unnorm.estimators import MECO, StepwiseTelescope, Telescope, even_alphas
 from unnorm.estimators.base import Estimator
 from unnorm.metrics import BitsPerDim, bits_per_dim
+from unnorm.models import Stepwise
 from unnorm.paper.mnist.judge import Judge, nearest
 from unnorm.paper.mnist.problem import Problem
 from unnorm.paper.mnist.spec import METHODS, Row
@@ -91,7 +92,7 @@ def outcome(
     """
     model = problem.model(row, len(alphas) - 1, seed)
     kept = folder / f"run-{row.name}-{seed}"
-    facts: dict[str, Any] = {"bridges": len(alphas) - 1 if METHODS[row.method].bridged else 0, "steps": steps}
+    facts: dict[str, Any] = {"bridges": _bridges(problem, row, alphas), "steps": steps}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HealthWarning)  # the history has them
@@ -104,7 +105,10 @@ def outcome(
         "seconds": float(history["seconds"][-1]),
         **_curve(history),
     }
-    found, chains = _normalised(problem, row, model, seed, more)
+    if isinstance(model, Stepwise):
+        found, chains = _by_steps(problem, row, model, seed, more)
+    else:
+        found, chains = _normalised(problem, row, model, seed, more)
     facts |= found
     name = f"samples-{row.name}-{seed}.png"
     images = problem.where(row.noise).transform.inverse(chains.double()).cpu()
@@ -128,9 +132,15 @@ def forget(folder: Path, row: Row, seed: int) -> None:
         kept.rmdir()
 
 
+def _bridges(problem: Problem, row: Row, alphas: Sequence[float]) -> int:
+    return {"direct": 0, "waymarks": len(alphas) - 1, "pixels": problem.dims}[METHODS[row.method].way]
+
+
 def _estimator(problem: Problem, row: Row, alphas: Sequence[float]) -> Estimator:
     method = METHODS[row.method]
-    if method.bridged:
+    if method.way == "pixels":
+        return StepwiseTelescope(problem.where(row.noise).noise, method.estimator, draws=problem.size.draws)
+    if method.way == "waymarks":
         return Telescope(problem.where(row.noise).noise, alphas, method.estimator)
     n_noise, make = problem.size.n_noise, method.estimator
     options: Any = {"n_noise": n_noise} if make is MECO else {"nu": n_noise / problem.size.batch}
@@ -143,8 +153,8 @@ def _fit(
     method = METHODS[row.method]
     training = Training(
         steps=steps,
-        batch=problem.size.batch,
-        lr=method.lr,
+        batch=problem.size.few if method.way == "pixels" else problem.size.batch,
+        lr=problem.size.waymark_lr if method.way == "waymarks" else method.lr,
         beta=method.beta,
         optimizer=method.optimizer,
         schedule="cosine",
@@ -218,6 +228,29 @@ def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: b
         facts |= {"status": "diverged", "why": "log Z is not finite."}
     ends = settled(forward, model, where.noise, size.settle, generator=generator)  # not chosen: none is there twice
     return facts | {"length": schedule.length, "path": schedule.path}, ends.x
+
+
+def _by_steps(problem: Problem, row: Row, model: Stepwise, seed: int, more: bool) -> tuple[dict[str, Any], Tensor]:
+    """Bits per dimension of a model that is normalised step by step, what its quadrature does not know, and samples.
+
+    The sides are those of the quadrature's error, by images of the validation set.
+    """
+    size, nats = problem.size, problem.dims * math.log(2)
+    held_out, sides = problem.held_out(row.noise, size.chains), list[dict[str, Any]]()
+    for nodes in size.nodes if more else size.nodes[-1:]:
+        began = time.perf_counter()
+        error = float(model.error(held_out, nodes).double().abs().mean())
+        seconds = time.perf_counter() - began
+        sides.append({"nodes": nodes, "lower": -error, "joined": 0.0, "upper": error, "seconds": seconds})
+    model.nodes, began = size.nodes[-1], time.perf_counter()
+    scored = _scored(problem, model, problem.where(row.noise).transform)
+    facts: dict[str, Any] = {"status": "ok", "se": scored.stderr, "raw_bits": scored.value, "sides": sides}
+    facts |= {side: scored.value + sides[-1][side] / nats for side in ("lower", "joined", "upper")}
+    if not math.isfinite(facts["upper"]):
+        facts |= {"status": "diverged", "why": "Test images have no density."}
+    facts["scored_seconds"], began = time.perf_counter() - began, time.perf_counter()
+    samples = model.sample(size.chains, generator=_own(problem, 1000 + seed))
+    return facts | {"sampled_seconds": time.perf_counter() - began}, samples
 
 
 def _sides(

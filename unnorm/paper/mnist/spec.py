@@ -1,4 +1,4 @@
-"""The study of MNIST as data: its methods, their noises, the numbers published for them, and three sizes of it."""
+"""The study of MNIST as data: its methods, their noises, the numbers published for them, and sizes of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class Method:
         title: for a person.
         estimator: what compares data with noise.
         optimizer: by its name in `optim.OPTIMIZERS`.
-        bridged: whether bridges lead from the noise to the data.
+        way: from the noise to the data: "direct", over "waymarks" in between, or by "pixels", one after the other.
         noises: it is run with.
-        lr, beta: of the optimizer.
+        lr, beta: of the optimizer; over waymarks the size says the rate.
         paper: the paper's bits per dimension and their deviation; its noise is the third of the paper's three.
         published: bits per dimension of TRE (Rhodes, Xu, Gutmann 2020) by noise, as its paper has them.
     """
@@ -27,12 +27,17 @@ class Method:
     title: str
     estimator: type[Contrastive]
     optimizer: str
-    bridged: bool
+    way: str
     noises: tuple[str, ...]
     lr: float
     beta: float | None = None
     paper: tuple[float, float] | None = None
     published: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bridged(self) -> bool:
+        """Whether it has a noise's own coordinates, and several ratios to learn."""
+        return self.way != "direct"
 
 
 NOISES = {
@@ -45,21 +50,23 @@ NOISES = {
 PAPERS = ("empirical", "gaussian", "smoothed")
 BRIDGED = ("gaussian", "copula", "flow")
 METHODS: Mapping[str, Method] = {
-    "nce": Method("NCE", NCE, "adam", False, PAPERS, 1e-4, 0.1, (1.457, 0.003)),
-    "nce-ngd": Method("NCE (NGD)", NCE, "ngd", False, PAPERS, 1e-2, None, (1.618, 0.010)),
-    "ence-ngd": Method("eNCE (NGD)", ENCE, "ngd", False, PAPERS, 1e-2, None, (1.600, 0.044)),
-    "meco": Method("MECO", MECO, "adam", False, PAPERS, 1e-4, 0.9, (1.394, 0.007)),
+    "nce": Method("NCE", NCE, "adam", "direct", PAPERS, 1e-4, 0.1, (1.457, 0.003)),
+    "nce-ngd": Method("NCE (NGD)", NCE, "ngd", "direct", PAPERS, 1e-2, None, (1.618, 0.010)),
+    "ence-ngd": Method("eNCE (NGD)", ENCE, "ngd", "direct", PAPERS, 1e-2, None, (1.600, 0.044)),
+    "meco": Method("MECO", MECO, "adam", "direct", PAPERS, 1e-4, 0.9, (1.394, 0.007)),
     "bridges-nce": Method(
         "NCE with bridges (TRE)",
         NCE,
         "adam",
-        True,
+        "waymarks",
         BRIDGED,
         1e-3,
         0.1,
         published={"gaussian": 1.39, "copula": 1.24, "flow": 1.09},
     ),
-    "bridges-meco": Method("MECO with bridges", MECO, "adam", True, BRIDGED, 1e-3, 0.1),
+    "bridges-meco": Method("MECO with bridges", MECO, "adam", "waymarks", BRIDGED, 1e-3, 0.1),
+    "pixels-nce": Method("NCE, pixel by pixel", NCE, "adam", "pixels", BRIDGED, 3e-3, 0.1),
+    "pixels-meco": Method("MECO, pixel by pixel", MECO, "adam", "pixels", BRIDGED, 3e-3, 0.1),
 }
 OTHERS = {"MCMC-OT": (1.441, 0.012), "CF-EBM": (1.864, 0.004), "CoopNets": (1.591, 0.022)}  # in the paper's table only
 
@@ -100,7 +107,12 @@ class Size:
         seconds: of training, the same for every run.
         seeds: of every row.
         net: of the `ResNet`.
+        waymark_lr, gain: of rows that go over waymarks, and of their heads (`ResNet`).
+        lookback: of the `Lookback`, of rows that go pixel by pixel.
         batch: images in a step; of bridges, at each waymark.
+        few: images in a step that goes pixel by pixel.
+        draws: of the noise for each of these images, for each pixel.
+        nodes: of the quadrature: the last number is claimed, those before show how it converges.
         shift: pixels by which training images are moved at most.
         n_noise: draws of the noise in a step without bridges.
         trial: steps of a trial with even bridges, which says where they belong, and of each further one with bridges
@@ -115,6 +127,7 @@ class Size:
         settle: transitions of the model that validation images make before the journey back, and samples at the end.
         stages: of the pilot at most, beyond which a model is given up as diverged.
         test: images of the test set; all when None.
+        precision: of training on a CPU; on a GPU it is bf16.
         flow: of `ImageFlow.fit`.
         classifier: steps of the network that judges samples.
     """
@@ -123,13 +136,17 @@ class Size:
     seconds: float
     seeds: int
     net: Mapping[str, Any]
+    lookback: Mapping[str, Any]
     batch: int
+    few: int
+    draws: int
     n_noise: int
     trial: int
     rounds: int
     even: int
     wanted: float
     betas: tuple[int, ...]
+    nodes: tuple[int, ...]
     chains: int
     pilot: int
     settle: int
@@ -139,6 +156,9 @@ class Size:
     classifier: int
     shift: int = 0
     test: int | None = None
+    precision: str = "32"
+    waymark_lr: float = 1e-3
+    gain: float = 1.0
     first_seed: int = 0
 
 
@@ -148,13 +168,17 @@ SIZES: Mapping[str, Size] = {
         seconds=0.3,
         seeds=1,
         net={"widths": (8, 8), "blocks": 1, "features": 16},
+        lookback={"width": 8, "blocks": 1, "features": 8},
         batch=32,
+        few=8,
+        draws=2,
         n_noise=32,
         trial=20,
         rounds=2,
         even=4,
         wanted=0.5,
         betas=(8, 16),
+        nodes=(2, 4),
         chains=16,
         pilot=16,
         settle=2,
@@ -169,13 +193,17 @@ SIZES: Mapping[str, Size] = {
         seconds=10.0,
         seeds=1,
         net={"widths": (16, 32), "blocks": 2, "features": 64},
+        lookback={"width": 32, "blocks": 3, "features": 32},
         batch=64,
+        few=32,
+        draws=8,
         n_noise=256,
         trial=150,
         rounds=2,
         even=8,
         wanted=0.3,
         betas=(30, 60),
+        nodes=(3, 6),
         chains=64,
         pilot=128,
         settle=20,
@@ -184,19 +212,47 @@ SIZES: Mapping[str, Size] = {
         flow={"steps": 1500, "couplings": (2, 2), "width": 24, "blocks": 1, "bins": 6, "seconds": 60.0},
         classifier=600,
     ),
+    "desktop": Size(
+        data="mnist",
+        seconds=240.0,
+        seeds=3,
+        net={"widths": (16, 32, 32), "blocks": 1, "features": 64},
+        lookback={"width": 48, "blocks": 6, "features": 32},
+        batch=32,
+        few=32,
+        draws=4,
+        n_noise=128,
+        trial=100,
+        rounds=1,
+        even=12,
+        wanted=1.0,
+        betas=(40, 80),
+        nodes=(2, 3, 4),
+        chains=100,
+        pilot=128,
+        settle=20,
+        stages=100,
+        judged=500,
+        flow={"steps": 20_000, "seconds": 240.0, "couplings": (2, 2), "width": 24, "blocks": 1},
+        classifier=1200,
+        precision="bf16",
+    ),
     "full": Size(
         data="mnist",
         seconds=120.0,
         seeds=3,
-        net={"widths": (64, 128, 128, 128), "blocks": 2, "features": 256, "dropout": 0.15},
-        batch=128,
-        shift=1,
+        net={"widths": (64, 128, 128, 128), "blocks": 2, "features": 256},
+        lookback={"width": 128, "blocks": 10, "features": 64},
+        batch=96,
+        few=64,
+        draws=8,
         n_noise=1536,
         trial=800,
         rounds=2,
         even=24,
-        wanted=0.8,
+        wanted=0.4,
         betas=(75, 150, 300),
+        nodes=(3, 6, 12),
         chains=128,
         pilot=256,
         settle=20,
@@ -204,5 +260,7 @@ SIZES: Mapping[str, Size] = {
         judged=1000,
         flow={"steps": 20_000, "seconds": 210.0},
         classifier=2000,
+        waymark_lr=1e-4,
+        gain=16.0,
     ),
 }

@@ -27,14 +27,14 @@ class Study:
     """What is run, and where.
 
     Attributes:
-        size: smoke, laptop or full.
+        size: smoke, laptop, desktop or full.
         seed: the first of the seeds.
         device: cpu or cuda.
         methods, noises: some of them only; all when empty.
         root: the folder of the data sets; UNNORM_DATA's when None.
 
     >>> len(Study("smoke").rows)
-    18
+    24
     >>> Study("smoke", methods=("mecho",))
     Traceback (most recent call last):
     unnorm.errors.InvalidValue: Unknown method 'mecho'. Did you mean 'meco'? Known: nce, nce-ngd, ...
@@ -117,7 +117,7 @@ class _Work:
     def __init__(self, study: Study, folder: Path, ledger: Ledger, command: str, progress: bool | None):
         self.study, self.folder, self.ledger, self.progress = study, folder, ledger, progress
         self.clock = Clock(ledger, study.start(command))
-        fabric = fabric_for(study.device, "bf16" if study.device == "cuda" else "32")
+        fabric = fabric_for(study.device, "bf16" if study.device == "cuda" else study.plan.precision)
         self.problem = Problem(study.plan, folder, fabric, study.root)
         self._judge: Judge | None = None
 
@@ -136,7 +136,7 @@ class _Work:
                 bar.show(done, {}, row.title)
 
     def one(self, row: Row, seed: int, key: str) -> None:
-        alphas = tuple(self.waymarks(row.noise)) if METHODS[row.method].bridged else (0.0, 1.0)
+        alphas = tuple(self.waymarks(row.noise)) if METHODS[row.method].way == "waymarks" else (0.0, 1.0)
         steps = self.steps(row, alphas)
         facts = {"kind": "run", "key": key, "method": row.method, "noise": row.noise, "seed": seed}
         found = outcome(self.problem, row, seed, steps, alphas, self.judge, self.folder, more=seed == self.study.seed)

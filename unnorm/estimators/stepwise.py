@@ -1,0 +1,99 @@
+"""Bridges of one coordinate each: waymarks whose first coordinates are the data's and whose others are the noise's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unnorm.errors import InvalidValue
+from unnorm.estimators.base import Contrast, Contrastive, Estimator, check_at_least
+from unnorm.estimators.meco import MECO
+from unnorm.estimators.nce import ENCE, NCE
+from unnorm.estimators.telescope import claimed, of_all_bridges
+from unnorm.names import options_of
+from unnorm.noise.base import Noise
+from unnorm.types import LogDensity, Objective
+
+__all__ = ["StepwiseTelescope"]
+
+
+class StepwiseTelescope(Estimator):
+    """A telescope that replaces the noise by the data one coordinate at a time (dimension-wise mixing of TRE).
+
+    Waymark k has the first k coordinates of the data and the others of the noise. Neighbours differ in one coordinate:
+    log p_k / p_{k-1} = log p(z_k | z_1..z_{k-1}) - log N(z_k) is a small number and a function of z_1..z_k alone, so
+    head k of a `Lookback` can learn it by the base estimator, from clean data and a draw for one coordinate. There are
+    as many bridges as coordinates, and a step costs one pass over the data.
+
+    The base knows one log Z for each bridge. A `Stepwise` model has one for each bridge and each context, by
+    quadrature, so what it claims is at least as good as what is told here while training.
+
+    Args:
+        noise: q, a standard normal.
+        base: MECO (the default), NCE, ENCE or SNL: what learns each ratio.
+        draws: of the noise for each data point and coordinate.
+        options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
+
+    `info` as of `Telescope`.
+
+    >>> from unnorm import Gaussian
+    >>> from unnorm.models import Lookback, Stepwise
+    >>> q = Gaussian((1, 2, 2), "diagonal")
+    >>> model, estimator = Stepwise(q, Lookback((1, 2, 2), width=4, blocks=1, features=4)), StepwiseTelescope(q)
+    >>> objective = estimator(model, q.sample(6), generator=torch.Generator().manual_seed(0))
+    >>> sorted(objective.info), estimator.base.log_u.shape
+    (['ess', 'gap', 'lag', 'log_u', 'value'], torch.Size([4]))
+    """
+
+    def __init__(self, noise: Noise, base: type[Contrastive] = MECO, *, draws: int = 8, **options: Any):
+        super().__init__()
+        if not (isinstance(base, type) and issubclass(base, Contrastive)):
+            raise InvalidValue(f"The base of a StepwiseTelescope is MECO, NCE, ENCE or SNL. Got {base}.")
+        check_at_least("StepwiseTelescope", "draws", draws, 1)
+        if issubclass(base, MECO):
+            options.setdefault("centred", True)
+        if issubclass(base, NCE | ENCE):
+            options.setdefault("nu", draws)
+        self.noise, self.n_draws = noise, draws
+        size = noise.sample(1).numel()
+        with options_of(f"base {base.__name__} of a StepwiseTelescope"):
+            self.base = base(noise, shape=(size,), **options)
+
+    @property
+    def settings(self) -> dict[str, str | int | float | None]:
+        own = {"base": type(self.base).__name__, **super().settings, "draws": self.n_draws}
+        return {**self.base.settings, **own}
+
+    @property
+    def effective_draws(self) -> float:
+        return self.base.effective_draws
+
+    @property
+    def parts(self) -> int:
+        return int(self.base.shape[0])
+
+    def set_gamma(self, gamma: float | Tensor | None) -> None:
+        self.base.set_gamma(gamma)
+
+    def draws(self, batch: int) -> int:
+        return self.n_draws * batch
+
+    def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        candidates = self.noise.sample(self.n_draws * len(x), generator=generator).to(x.dtype)
+        candidates = candidates.view(self.n_draws, len(x), -1)
+        try:
+            each = model(x, candidates=candidates)  # type: ignore[call-arg]
+        except TypeError as problem:
+            if "candidates" not in str(problem):
+                raise
+            wanted = "A StepwiseTelescope trains a Stepwise model: Stepwise(noise, Lookback(...))."
+            raise InvalidValue(wanted) from None
+        if each.shape != (1 + self.n_draws, *candidates.shape[1:]):
+            raise InvalidValue(
+                f"With candidates a Stepwise model must map {tuple(x.shape)} to "
+                f"{(1 + self.n_draws, *candidates.shape[1:])}. Got {tuple(each.shape)}."
+            )
+        at_data, log_w = each[0].mT, each[1:].flatten(0, 1).mT  # (K, n) and (K, n_draws n)
+        found = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), log_w))
+        log_ratio = at_data.detach().sum(0) - claimed(found, at_data).sum()
+        return of_all_bridges(found, log_ratio + self.noise.log_prob(x))
