@@ -81,8 +81,10 @@ class TestStudy:
         assert (folder / FILE).read_bytes() == before
 
     def test_another_study_is_not_mixed_in(self, whole):
-        with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0 on cpu"):
+        with pytest.raises(InvalidValue, match="holds the study of size smoke and seed 0, 0.3 s a run, on cpu"):
             Study("smoke", seed=1).run(whole[0])
+        with pytest.raises(InvalidValue, match="0.3 s a run"):
+            Study("smoke", seconds=0.4).run(whole[0])
         done = CliRunner().invoke(app, ["reproduce", "toy2d", "--size", "smoke", "--out", str(whole[0])])
         assert isinstance(done.exception, InvalidValue)
         assert "holds the study mnist of size smoke" in str(done.exception)
@@ -211,6 +213,8 @@ def _trained_to(net):
         ({"noises": ("flo",)}, "Unknown noise 'flo'. Did you mean 'flow'"),
         ({"methods": ("meco",), "noises": ("copula",)}, "None of these methods is run with any of these noises"),
         ({"seed": -1}, "must be an integer from 0 to 999"),
+        ({"seconds": 0.0}, "The seconds of the study must be positive. Got 0.0"),
+        ({"seeds": -2}, "The seeds of the study must be positive. Got -2"),
     ],
 )
 def test_wrong_studies(options, message):

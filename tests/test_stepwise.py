@@ -284,6 +284,44 @@ class TestTelescope:
         truth = -stats.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]]).logpdf(z[5000:].flatten(1).numpy()).mean()
         assert truth - 0.01 < float(nll) < truth + 0.02
 
+    @pytest.mark.parametrize("base", [MECO, NCE])
+    def test_iterates_are_compared_by_the_models_own_likelihood(self, base):
+        """Against scipy's integral of every step; no draw has a say."""
+        model, _ = pixels(1, 2)
+        z = within(model, 3)
+        estimator = StepwiseTelescope(model.noise, base, draws=1).double().eval()
+        nll = 0.0
+        for row in z:
+            for place in range(2):
+                before, found = row.flatten().tolist(), row.flatten()[place].item()
+
+                def unnormalised(value, before=before, place=place):
+                    point = torch.tensor([*before[:place], value, *[0.0] * (1 - place)], dtype=torch.float64)
+                    with torch.no_grad():
+                        head = model.net(point.view(1, 1, 1, 2))[0, place].item()
+                    return math.exp(head) * stats.norm.pdf(value)
+
+                context = model.net.context(row[None])
+                low, high = (end[0, place].item() for end in model.net.bounds(context))
+                cuts = [cut for cut in model.net.pieces(context)[:, 0, place].tolist() if low < cut < high]
+                whole = integrate.quad(unnormalised, low, high, points=cuts, limit=400)[0]
+                nll -= math.log(unnormalised(found) / whole) / 3
+        generator = torch.Generator().manual_seed(1)
+        found = estimator(model, z, generator=generator)
+        assert float(found.info["value"]) == pytest.approx(nll, abs=1e-3)
+        assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
+
+    def test_rare_draws_do_not_hide_a_better_iterate(self):
+        """What is narrow weighs on few draws: a narrow truth is learned, and the last average is kept all the same."""
+        generator = torch.Generator().manual_seed(2)
+        z = (0.02 * torch.randn(3000, generator=generator) + 0.5).view(-1, 1, 1, 1)
+        q = Gaussian((1, 1, 1), "diagonal")
+        model = Stepwise(q, Lookback((1, 1, 1), width=8, blocks=0, features=32, generator=generator))
+        training = Training(steps=300, batch=256, lr=1e-2, beta=0.1, iterate="best-ema", validate_every=100)
+        history = fit(model, StepwiseTelescope(q, draws=2), z[:2500], training, validation=z[2500:], progress=False)
+        best = [record["best"] for record in history.records if "best" in record]
+        assert best[-1] == min(history["validation"]) < best[0]
+
     def test_model_of_another_kind(self):
         with pytest.raises(InvalidValue, match="trains a Stepwise model"):
             StepwiseTelescope(Gaussian(2))(MLP(2), torch.zeros(3, 2))

@@ -25,6 +25,7 @@ from unnorm.models import (
     WideResNet,
 )
 from unnorm.noise import (
+    Autoregression,
     Copula,
     Couplings,
     FlowTransform,
@@ -41,6 +42,7 @@ from unnorm.noise import (
 __all__ = ["build", "describe", "is_custom"]
 
 KINDS: Mapping[str, type[nn.Module]] = {
+    "autoregression": Autoregression,
     "averaged": Averaged,
     "bridged": Bridged,
     "compose": Compose,

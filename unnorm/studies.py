@@ -16,7 +16,7 @@ __all__ = ["report", "reproduce"]
 
 STUDIES = {
     "toy2d": ("size", "device", "jobs", "backend", "methods", "data"),
-    "mnist": ("size", "device", "methods", "noises", "root"),
+    "mnist": ("size", "device", "methods", "noises", "root", "seconds", "seeds"),
     "gaussian-mean": ("quick",),
 }
 
@@ -34,7 +34,7 @@ def reproduce(
         str,
         typer.Option(
             help="toy2d, mnist: smoke (to try it; its numbers mean nothing), laptop (15 minutes; mnist: digits of "
-            "8 x 8 that need no file), desktop (mnist on a CPU, 7 minutes a run) or full (a GPU)."
+            "8 x 8 that need no file), desktop (mnist on a CPU, 90 minutes) or full (a GPU)."
         ),
     ] = "laptop",
     device: Annotated[str, typer.Option(help="toy2d, mnist: auto, cpu or cuda.")] = "auto",
@@ -48,6 +48,10 @@ def reproduce(
     root: Annotated[
         Path | None, typer.Option(help="mnist: the folder of the data sets. [default: what UNNORM_DATA names]")
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="mnist: of training, each run. [default: the size's]")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="mnist: runs of every row. [default: the size's]")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="gaussian-mean: fewer seeds, distances and rows: looser numbers.")
     ] = False,
@@ -77,7 +81,7 @@ def reproduce(
     if study == "mnist":
         from unnorm.paper.mnist.study import Study as Images
 
-        images = Images(size, seed, kind, _names(methods), _names(noises), root)
+        images = Images(size, seed, kind, _names(methods), _names(noises), root, seconds, seeds)
         _run(images, folder, command, force, as_json)
         return
     from unnorm.paper.start import cores

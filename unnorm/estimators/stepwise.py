@@ -12,7 +12,7 @@ from unnorm.estimators.nce import ENCE, NCE
 from unnorm.estimators.telescope import claimed, of_all_bridges
 from unnorm.names import options_of
 from unnorm.noise.base import Noise
-from unnorm.types import LogDensity, Objective
+from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = ["StepwiseTelescope"]
 
@@ -25,8 +25,9 @@ class StepwiseTelescope(Estimator):
     head k of a `Lookback` can learn it by the base estimator, from clean data and a draw for one coordinate. There are
     as many bridges as coordinates, and a step costs one pass over the data.
 
-    The base knows one log Z for each bridge. A `Stepwise` model has one for each bridge and each context, by
-    quadrature, so what it claims is at least as good as what is told here while training.
+    The base knows one log Z for each bridge, and `value` is what these claim. A `Stepwise` model has one for each
+    bridge and each context, by quadrature: in eval mode, where iterates are compared, `value` is the model's own, and
+    there are no draws whose weights could mislead.
 
     Args:
         noise: q, a standard normal.
@@ -34,7 +35,7 @@ class StepwiseTelescope(Estimator):
         draws: of the noise for each data point and coordinate.
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
 
-    `info` as of `Telescope`.
+    `info` as of `Telescope`; in eval mode `value` alone.
 
     >>> from unnorm import Gaussian
     >>> from unnorm.models import Lookback, Stepwise
@@ -79,6 +80,9 @@ class StepwiseTelescope(Estimator):
         return self.n_draws * batch
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        if not self.training:
+            nll = -log_density(model, x).mean()
+            return Objective(nll, {"value": nll.detach()})
         candidates = self.noise.sample(self.n_draws * len(x), generator=generator).to(x.dtype)
         candidates = candidates.view(self.n_draws, len(x), -1)
         try:

@@ -6,19 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, silu
+from torch.nn.functional import silu
 
 from unnorm.data.affine import Identity
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.models.seen import VIEWS
 from unnorm.names import choose
+from unnorm.noise.masked import Masked, shades
 from unnorm.types import event_shape
 
 __all__ = ["Context", "Lookback"]
 
-ABOVE = 5  # rows that the first layer sees
-APART = (1, 2, 4)  # pixels between those that a block sees, block by block: what is far matters to a digit
 FAR = 12.0  # coordinates that have no shades lie within this
 FAR_OUT = (8.0, 10.0, 13.0, 18.0, 26.0)  # ends of pieces beyond those of width one
 CUTS = (1, 2, 4, 8, 16, 32, 64)  # shades from either end at which a piece of the integral ends, and the middle
@@ -98,10 +97,7 @@ class Lookback(nn.Module):
         self.width, self.blocks, self.features = width, blocks, features
         size = math.prod(self.event)
         shown = 1 + sum(len(VIEWS[name](torch.zeros(()), 2)) for name in self.views)
-        self.first = _Back(shown + 3, width, ABOVE, ABOVE - 1, itself=False)
-        apart = [APART[place % len(APART)] for place in range(blocks)]
-        self.stages = nn.ModuleList(_Block(width, 1 + place % 2, each) for place, each in enumerate(apart))
-        self.above = ABOVE + sum(apart)  # rows that matter to a pixel, its own among them
+        self.trunk = Masked(shown, width, blocks)
         self.gather = nn.Linear(width + 4, features)
         self.candidate = nn.Linear(shown + 1, features)
         self.inner = nn.Linear(features, features)
@@ -109,15 +105,11 @@ class Lookback(nn.Module):
         self.register_buffer("slope", torch.ones(size))  # of what is seen, by the coordinate itself
         self.register_buffer("edges", _even(size, levels))
         with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.Conv2d | nn.Linear):
-                    nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
-                    if module.bias is not None:
-                        nn.init.zeros_(module.bias)
+            self.trunk.initialise(generator)
+            for layer in (self.gather, self.candidate, self.inner):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+                nn.init.zeros_(layer.bias)
             nn.init.zeros_(self.last.weight)
-            for module in self.modules():
-                if isinstance(module, _Block):  # the identity
-                    nn.init.zeros_(module.second.weight)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -152,7 +144,7 @@ class Lookback(nn.Module):
     def context_at(self, z: Tensor, place: int) -> Context:
         """Of one coordinate, of as few rows as matter to it; later coordinates of z must be zero."""
         seen, row = self.seen.inverse(z), place // self.event[2]
-        top = max(0, row + 1 - self.above)
+        top = max(0, row + 1 - self.trunk.above)
         mean = seen.flatten(1)[:, place : place + 1]
         return self._context(seen[:, :, top : row + 1], mean, top, slice(place, place + 1))
 
@@ -193,66 +185,20 @@ class Lookback(nn.Module):
         n, _, height, wide = seen.shape
         rows = slice(top * wide, (top + height) * wide)
         shown = [seen, *(part.view(seen.shape) for part in self._shown(seen.flatten(1), rows))]
-        where = self._places(seen)[:, top : top + height].expand(n, -1, -1, -1)
-        x = torch.cat([*shown, torch.ones_like(seen), where], 1).contiguous(memory_format=torch.channels_last)
-        x = self.first(x)
-        for stage in self.stages:
-            x = stage(x)
+        where = self.trunk.places(self.event[1], wide, seen)[:, top : top + height]
+        x = self.trunk(torch.cat(shown, 1), where)
         picked = slice(places.start - rows.start, places.stop - rows.start)
-        flat, where = (part.permute(0, 2, 3, 1).flatten(1, 2)[:, picked] for part in (silu(x), where))
+        flat, where = (part.permute(0, 2, 3, 1).flatten(1, 2)[:, picked] for part in (x, where.expand(n, -1, -1, -1)))
         beside = torch.stack([mean, self.slope[places].log().expand_as(mean)], -1)
         gathered = self.gather(torch.cat([flat, beside.to(flat), where.to(flat)], -1))
         return Context(gathered, mean, places)
-
-    def _places(self, like: Tensor) -> Tensor:
-        """How far down and how far right each pixel is, (2, height, width), from -1 to 1."""
-        down, right = (
-            torch.linspace(-1, 1, side, dtype=like.dtype, device=like.device) if side > 1 else like.new_zeros(1)
-            for side in self.event[1:]
-        )
-        return torch.stack(torch.meshgrid(down, right, indexing="ij"))
 
     def _shown(self, y: Tensor, places: slice) -> list[Tensor]:
         """Views of the shades at (..., P), each of which is straight between the shade's edges."""
         if self.levels is None:
             return []
-        shade = self._shade(y, self.edges[places].to(y.dtype))
+        shade = shades(y, self.edges[places].to(y.dtype))
         return [part for name in self.views for part in VIEWS[name](shade, self.levels)]
-
-    def _shade(self, y: Tensor, edges: Tensor) -> Tensor:
-        column = y.movedim(-1, 0)
-        flat = column.reshape(len(column), -1).contiguous()
-        cell = (torch.searchsorted(edges.contiguous(), flat.detach()) - 1).clamp(0, edges.shape[1] - 2)
-        low, high = edges.gather(1, cell), edges.gather(1, cell + 1)
-        shade = (cell + ((flat - low) / (high - low)).clamp(0, 1)) / (edges.shape[1] - 1)
-        return shade.view(column.shape).movedim(0, -1)
-
-
-class _Back(nn.Conv2d):
-    """A convolution that sees rows above, and of its own row what is on the left, and `itself` if it may."""
-
-    def __init__(self, channels: int, width: int, rows: int, beside: int, apart: int = 1, *, itself: bool):
-        super().__init__(channels, width, (rows, 2 * beside + 1), dilation=apart)
-        self.rows, self.beside, self.apart, self.itself = rows, beside, apart, itself
-
-    def forward(self, x: Tensor) -> Tensor:
-        side = self.beside * self.apart
-        around = pad(x, (side, side, (self.rows - 1) * self.apart, 0))
-        mask = torch.ones_like(self.weight[:1, :1])
-        mask[..., -1, self.beside + self.itself :] = 0
-        return conv2d(around, self.weight * mask, self.bias, dilation=self.apart)
-
-
-class _Block(nn.Module):
-    """x + what a convolution that looks back makes of it; it begins as the identity."""
-
-    def __init__(self, width: int, beside: int, apart: int):
-        super().__init__()
-        self.first = _Back(width, width, 2, beside, apart, itself=True)
-        self.second = nn.Conv2d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(silu(self.first(silu(x))))
 
 
 def _even(size: int, levels: int | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Noise distributions q: easy to sample, easy to evaluate, close to the data."""
 
+from unnorm.noise.autoregression import Autoregression
 from unnorm.noise.base import Noise
 from unnorm.noise.choice import Choice
 from unnorm.noise.copula import Copula, Pushed
@@ -14,6 +15,7 @@ from unnorm.noise.smoothed import Smoothed
 from unnorm.noise.uniform import Uniform
 
 __all__ = [
+    "Autoregression",
     "Choice",
     "Copula",
     "Couplings",

@@ -1,24 +1,21 @@
 """Couplings of convolutions: an invertible map of images, at two or more resolutions."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, pixel_shuffle, pixel_unshuffle, silu, softmax, softplus
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle, silu
 
-from unnorm.data.splines import Piece, inverse_spline, spline
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
+from unnorm.noise.bends import Bend
 from unnorm.types import event_shape
 
-__all__ = ["Couplings", "compiled_step"]
+__all__ = ["Couplings"]
 
-BOUND = 6.0  # beyond it the splines are the identity
-LEAST = 1e-3  # share of the range that a piece has at least, and its slope
-WIDEST = 6.0  # log of the scale of an affine part, at most
+LEAST = 1e-3  # deviation of a channel that is scaled to one
 
 
 class Couplings(Transform):
@@ -107,6 +104,10 @@ class Couplings(Transform):
                 step.log_scale.copy_(-deviation.clamp_min(LEAST).log())
                 z = step(z)[0]
 
+    def compile_steps(self) -> None:
+        """For training on a GPU."""
+        self.step = _compiled_step()
+
     @property
     def _dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
@@ -131,7 +132,7 @@ class _Step(nn.Module):
         self.lower, self.upper = nn.Parameter(lower.tril(-1)), nn.Parameter(upper.triu(1))
         self.register_buffer("sign", upper.diagonal().sign())
         self.log_diagonal = nn.Parameter(upper.diagonal().abs().log())
-        self.net = _Reader(self.kept, (channels - self.kept) * (3 * bins + 1), width, blocks, generator)
+        self.net = _Reader(self.kept, (channels - self.kept) * Bend.numbers(bins), width, blocks, generator)
 
     def _mixing(self) -> Tensor:
         """P L U with ones on the diagonal of L."""
@@ -145,25 +146,21 @@ class _Step(nn.Module):
         scaled = (x + self.shift[:, None, None]) * self.log_scale.exp()[:, None, None]
         mixed = _mixed(self._mixing(), scaled)
         kept, other = mixed[:, : self.kept], mixed[:, self.kept :]
-        shift, log_scale, knots = self._read(kept)
-        z, log_slope = _bent(knots, (other + shift) * log_scale.exp())
-        log_det = (log_scale + log_slope).flatten(1).sum(1) + places * (self.log_scale + self.log_diagonal).sum()
+        z, log_slope = self._read(kept)(other)
+        log_det = log_slope.flatten(1).sum(1) + places * (self.log_scale + self.log_diagonal).sum()
         return torch.cat([kept, z], 1), log_det
 
     def inverse(self, z: Tensor) -> Tensor:
         kept, bent = z[:, : self.kept], z[:, self.kept :]
-        shift, log_scale, knots = self._read(kept)
-        other = _straightened(knots, bent) * (-log_scale).exp() - shift
-        mixed = torch.cat([kept, other], 1)
+        mixed = torch.cat([kept, self._read(kept).inverse(bent)], 1)
         scaled = _mixed(torch.linalg.inv(self._mixing()), mixed)
         return scaled * (-self.log_scale).exp()[:, None, None] - self.shift[:, None, None]
 
-    def _read(self, kept: Tensor) -> tuple[Tensor, Tensor, "_Knots"]:
-        """Shift, log of the scale, and the spline of each number of the other half."""
+    def _read(self, kept: Tensor) -> Bend:
+        """Of each number of the other half."""
         n, _, height, width = kept.shape
-        said = self.net(kept).to(kept.dtype).view(n, -1, 3 * self.bins + 1, height, width).movedim(2, -1)
-        shift, raw = said[..., 0], said[..., 1]
-        return shift, WIDEST * torch.tanh(raw / WIDEST), _Knots.of(said[..., 2:], self.bins)
+        said = self.net(kept).to(kept.dtype).view(n, -1, Bend.numbers(self.bins), height, width)
+        return Bend.of(said.movedim(2, -1), self.bins)
 
 
 def _mixed(matrix: Tensor, x: Tensor) -> Tensor:
@@ -200,40 +197,8 @@ class _Reader(nn.Module):
         return self.last(silu(h))
 
 
-class _Knots(tuple[Tensor, Tensor, Tensor]):
-    """x, z and slopes at the knots of splines from -BOUND to BOUND, the identity where all is zero."""
-
-    @classmethod
-    def of(cls, raw: Tensor, bins: int) -> "_Knots":
-        wide, high, slope = raw[..., :bins], raw[..., bins : 2 * bins], raw[..., 2 * bins :]
-        ends = [
-            pad(2 * BOUND * (LEAST + (1 - LEAST * bins) * softmax(part, -1)).cumsum(-1), (1, 0)) - BOUND
-            for part in (wide, high)
-        ]
-        inner = LEAST + (1 - LEAST) * softplus(slope + math.log(math.e - 1))
-        return cls((*ends, pad(inner, (1, 1), value=1.0)))
-
-
-def _bent(knots: _Knots, x: Tensor) -> tuple[Tensor, Tensor]:
-    inside = x.clamp(-BOUND, BOUND)
-    z, log_slope = spline(_piece(knots, 0, inside), inside)
-    beyond = x.abs() >= BOUND
-    return torch.where(beyond, x, z), torch.where(beyond, 0.0, log_slope)
-
-
-def _straightened(knots: _Knots, z: Tensor) -> Tensor:
-    inside = z.clamp(-BOUND, BOUND)
-    return torch.where(z.abs() >= BOUND, z, inverse_spline(_piece(knots, 1, inside), inside))
-
-
-def _piece(knots: _Knots, by: int, value: Tensor) -> Piece:
-    place = (value[..., None] >= knots[by][..., 1:-1]).sum(-1, keepdim=True)
-    ends = [part.gather(-1, at)[..., 0] for part in knots for at in (place, place + 1)]
-    return Piece(*ends)
-
-
 @functools.cache
-def compiled_step() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled_step() -> Callable[..., tuple[Tensor, Tensor]]:
     """A step, compiled once for all of one shape."""
     found: Callable[..., tuple[Tensor, Tensor]] = torch.compile(_Step.forward)
     return found

@@ -65,7 +65,7 @@ def claimed(path: Path, about: Mapping[str, Any], force: bool) -> Iterator[Ledge
 
 
 def _ledger(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
-    """The one at `path`, if it is of the study that `about` describes (study, size, seed, device), or there is none.
+    """The one at `path`, if it is of the study that `about` describes (study, size, seed, ...), or there is none.
 
     Raises:
         InvalidValue: it is of another one and not to be replaced (`force`), or no study's at all.
@@ -78,9 +78,10 @@ def _ledger(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
     for start in ledger.of("study"):
         if any(start.get(name) != value for name, value in about.items()):
             kind = "" if start.get("study") == about["study"] else f" {start.get('study')}"
+            what = f"{kind} of size {start.get('size')} and seed {start.get('seed')}"
+            what += f", {start['seconds']:g} s a run," if "seconds" in start else ""
             raise InvalidValue(
-                f"'{path.parent}' holds the study{kind} of size {start.get('size')} and seed {start.get('seed')} on "
-                f"{start.get('device')}. Use --force to replace it, or another --out."
+                f"'{path.parent}' holds the study{what} on {start.get('device')}. Use --force to replace it, or another --out."
             )
     return ledger
 

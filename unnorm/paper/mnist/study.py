@@ -32,6 +32,8 @@ class Study:
         device: cpu or cuda.
         methods, noises: some of them only; all when empty.
         root: the folder of the data sets; UNNORM_DATA's when None.
+        seconds: of training, the same for every run; the size's when None.
+        seeds: of every row; as many as the size has when None.
 
     >>> len(Study("smoke").rows)
     24
@@ -46,6 +48,8 @@ class Study:
     methods: tuple[str, ...] = ()
     noises: tuple[str, ...] = ()
     root: Path | None = None
+    seconds: float | None = None
+    seeds: int | None = None
 
     def __post_init__(self) -> None:
         choose("size", self.size, SIZES)
@@ -57,10 +61,14 @@ class Study:
             raise InvalidValue("None of these methods is run with any of these noises.")
         if not 0 <= self.seed < 1000:
             raise InvalidValue(f"The seed of the study must be an integer from 0 to 999. Got {self.seed}.")
+        for name in ("seconds", "seeds"):
+            if (given := getattr(self, name)) is not None and not 0 < given < math.inf:
+                raise InvalidValue(f"The {name} of the study must be positive. Got {given}.")
 
     @property
     def plan(self) -> Size:
-        return replace(SIZES[self.size], first_seed=self.seed)
+        size = SIZES[self.size]
+        return replace(size, first_seed=self.seed, seconds=self.seconds or size.seconds, seeds=self.seeds or size.seeds)
 
     @property
     def rows(self) -> list[Row]:
@@ -84,6 +92,7 @@ class Study:
     def run(self, folder: Path, *, command: str = "", force: bool = False, progress: bool | None = None) -> Ledger:
         """Compute what the folder does not hold yet; its lines are finished cells, never computed twice."""
         about = {"study": "mnist", "size": self.size, "seed": self.seed, "device": self.device}
+        about["seconds"] = self.plan.seconds
         before = torch.get_float32_matmul_precision()
         with claimed(folder / FILE, about, force) as ledger:
             if force:
@@ -98,6 +107,7 @@ class Study:
 
     def start(self, command: str) -> dict[str, Any]:
         facts = {"kind": "study", "study": "mnist", "size": self.size, "seed": self.seed, "seeds": self.plan.seeds}
+        facts["seconds"] = self.plan.seconds
         facts |= {"command": command, **provenance(self.device), "settings": asdict(self.plan)}
         return facts | {"rows": [list(row) for row in self.rows], "device": self.device}
 
