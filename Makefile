@@ -26,7 +26,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/ladder.py
 	$(BIN)/python benchmarks/logz.py
 	$(BIN)/python benchmarks/metrics.py
-	$(BIN)/python benchmarks/images.py --quick  # without it for a GPU
+	$(BIN)/python benchmarks/images.py
 	$(BIN)/python benchmarks/dimension.py
 	$(BIN)/python benchmarks/replicas.py
 	$(BIN)/python benchmarks/mnist.py  # needs UNNORM_DATA; peers.py needs '.[peers]', bridges_mnist.py a GPU

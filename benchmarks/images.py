@@ -1,16 +1,17 @@
 """Throughput at image size: a bridged step against a plain forward and backward, annealed chains, pixel by pixel.
 
-    python benchmarks/images.py --device cuda [--bridges 24] [--batch 128] [--chains 128]
-    python benchmarks/images.py --only pixels [--batch 32] [--precision bf16]
+    python benchmarks/images.py --device cuda [--size full] [--bridges 24] [--batch 128] [--chains 128]
+    python benchmarks/images.py --size desktop --precision bf16
     python benchmarks/images.py --quick
 
-The network is that of the study (`unnorm reproduce mnist`) but for dropout, on standard normal points: its speed does
+The networks are those of the study (`unnorm reproduce mnist`) at that size, on standard normal points: their speed does
 not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
 average of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation
-counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the peak
-given (989 TFLOP/s of bf16 for an H200); a CPU has none. Pixel by pixel: `fit`'s whole step of a `StepwiseTelescope`
-against a forward and backward of the same heads at the same data and candidates; images whose density is computed a
-second, and images that are drawn. --quick is a smoke test on the CPU: little of everything.
+counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the rate of
+a large matrix product in the same precision, measured in the same run, or over the --peak given. Pixel by pixel:
+`fit`'s whole step of a `StepwiseTelescope` against a forward and backward of the same heads at the same data and
+candidates; images whose density is computed a second, and images that are drawn. --quick is a smoke test on the CPU:
+little of everything.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from unnorm.device import fabric_for
 from unnorm.estimators import Estimator, StepwiseTelescope
 from unnorm.images import fast
 from unnorm.models import Lookback, Stepwise
+from unnorm.paper.mnist.spec import SIZES
 from unnorm.partition.routes import Waymarks
 from unnorm.samplers import HMC
 from unnorm.samplers.base import frozen
@@ -57,20 +59,36 @@ def options_given() -> argparse.Namespace:
     parser.add_argument("--only", choices=("waymarks", "pixels"), help="one part only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=("32", "bf16"), help="bf16 on a GPU, 32 elsewhere unless given")
-    parser.add_argument("--bridges", type=int, default=24)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--chains", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=4, help="of the noise for each image and pixel")
+    parser.add_argument("--size", choices=tuple(SIZES), help="of the study; full on a GPU, desktop elsewhere")
+    parser.add_argument("--bridges", type=int, help="those of the study's first trial unless given")
+    parser.add_argument("--batch", type=int, help="images at each waymark, the study's unless given")
+    parser.add_argument("--few", type=int, help="images of a step pixel by pixel, the study's unless given")
+    parser.add_argument("--chains", type=int, help="the study's unless given")
+    parser.add_argument("--draws", type=int, help="of the noise for each image and pixel, the study's unless given")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s of the device in bf16")
+    parser.add_argument("--peak", type=float, help="FLOP/s of the device; measured unless given")
     options = parser.parse_args()
-    options.event, options.widths, options.features = (1, 28, 28), [64, 128, 128, 128], 256
-    options.lookback = {"width": 48, "blocks": 6, "features": 32}
-    if options.quick:
-        options.event, options.widths, options.features = (1, 8, 8), [8, 16], 16
-        options.lookback = {"width": 8, "blocks": 1, "features": 8}
-        options.bridges, options.batch, options.chains, options.steps = 4, 32, 16, 40
+    options.size = "smoke" if options.quick else options.size or ("desktop" if options.device == "cpu" else "full")
+    options.steps = 40 if options.quick else options.steps
+    plan = SIZES[options.size]
+    for name in ("batch", "few", "chains", "draws"):
+        setattr(options, name, getattr(options, name) or getattr(plan, name))
+    options.bridges = options.bridges or plan.even
+    options.event = (1, 28, 28) if plan.data == "mnist" else (1, 8, 8)
+    options.net, options.lookback = dict(plan.net), dict(plan.lookback)
     return options
+
+
+def peak_of(device: torch.device, fabric: Fabric) -> float:
+    """FLOP/s of a large matrix product under the fabric's autocast."""
+    side = 8192 if device.type == "cuda" else 2048
+    left, right = torch.randn(2, side, side, device=device).unbind()
+
+    def product() -> None:
+        with fabric.autocast():
+            left @ right
+
+    return 2 * side**3 / seconds_of(product, device, 10)
 
 
 def main() -> bool:
@@ -82,22 +100,22 @@ def main() -> bool:
     return all(good)
 
 
-def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, options: argparse.Namespace) -> float:
+def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, options: argparse.Namespace) -> float:
     """Seconds of `fit`'s whole step, after some to warm up."""
     data = torch.randn(4096, *options.event, generator=torch.Generator().manual_seed(0))
     warm, steps = max(20, options.steps // 4), options.steps
-    training = Training(steps=warm + steps, batch=options.batch, iterate="ema", log_every=warm, schedule="cosine")
+    training = Training(steps=warm + steps, batch=batch, iterate="ema", log_every=warm, schedule="cosine")
     history = fit(model, estimator, data, training, fabric=fabric, progress=False)
     seconds = dict(zip(history["step"], history["seconds"], strict=True))
     return (seconds[warm + steps] - seconds[warm]) / steps
 
 
 def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
-    event, device, n = options.event, fabric.device, options.batch
+    event, device, n = options.event, fabric.device, options.few
     noise = Gaussian(event, "diagonal").to(device)
     net = Lookback(event, **options.lookback, generator=torch.Generator().manual_seed(0))
     model = Stepwise(noise, net).to(device)
-    step = step_of(model, StepwiseTelescope(noise, draws=options.draws), fabric, options)
+    step = step_of(model, StepwiseTelescope(noise, draws=options.draws), fabric, n, options)
     points = torch.randn(n, *event, device=device)
     candidates = torch.randn(options.draws, n, points[0].numel(), device=device)
     model.train()
@@ -128,12 +146,12 @@ def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
     event, device = options.event, fabric.device
     noise = Gaussian(event, "diagonal").to(device)
     generator = torch.Generator().manual_seed(0)
-    net = ResNet(event, options.widths, 2, options.features, options.bridges, generator=generator)
+    net = ResNet(event, **options.net, outputs=options.bridges, generator=generator)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(torch.zeros(1, *event))
     forward_flop = counter.get_total_flops()
     model = fast(Bridged(noise, net), device)
-    step = step_of(model, Telescope(noise, options.bridges), fabric, options)
+    step = step_of(model, Telescope(noise, options.bridges), fabric, options.batch, options)
     points = torch.randn(options.batch * (options.bridges + 1), *event, device=device)
     model.train()
 
@@ -146,10 +164,11 @@ def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
     floor = seconds_of(plain, device, max(5, options.steps // 4))
     used = 3 * forward_flop * len(points)
     print(f"a bridged step {1e3 * step:.2f} ms, {len(points) / step:,.0f} images/s; plain {1e3 * floor:.2f} ms")
-    print(f"{forward_flop / 1e6:.0f} MFLOP for an image forward; {used / step / 1e12:.1f} TFLOP/s in training")
+    print(f"{forward_flop / 1e6:.0f} MFLOP for an image forward; {used / step / 1e12:.3g} TFLOP/s in training")
     good = figure("bridged step over a plain forward and backward", step / floor, None if options.quick else 1.15)
-    if device.type == "cuda":
-        figure("model FLOP/s utilisation of a bridged step", used / step / options.peak, None)
+    peak = options.peak or peak_of(device, fabric)
+    print(f"{peak / 1e12:.3g} TFLOP/s of the device")
+    figure("model FLOP/s utilisation of a bridged step", used / step / peak, None)
     model.eval()
     with frozen(model), torch.no_grad():
         way, sampler = Waymarks(model, noise), HMC(0.1, 10)

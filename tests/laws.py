@@ -82,10 +82,10 @@ def _trained_flow() -> SplineFlow:
 
 
 @functools.cache
-def _image_flow() -> ImageFlow:
+def _image_flow(couplings: tuple[int, ...] | str) -> ImageFlow:
     """Of images of four pixels."""
     x = torch.sigmoid(_crooked().repeat_interleave(2, 1) * torch.tensor([1.0, -0.5, 0.3, 0.8])).view(-1, 1, 2, 2)
-    return ImageFlow.fit(x, levels=8, steps=30, couplings=(2,), width=8, blocks=1, bins=4, progress=False)
+    return ImageFlow.fit(x, levels=8, steps=30, couplings=couplings, width=8, blocks=1, bins=4, progress=False)
 
 
 def _zuko_flow() -> Flow:
@@ -128,7 +128,8 @@ NOISES: dict[str, Callable[[], Noise]] = {
     "box": lambda: Uniform.fit(_crooked()),
     "spline flow": lambda: copy.deepcopy(_trained_flow()),
     "zuko flow": _zuko_flow,
-    "image flow": lambda: copy.deepcopy(_image_flow()),
+    "image flow": lambda: copy.deepcopy(_image_flow((2,))),
+    "image flow by pixels": lambda: copy.deepcopy(_image_flow("pixels")),
 }
 
 ESTIMATORS: dict[str, Callable[[Noise], Estimator]] = {

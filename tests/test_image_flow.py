@@ -135,10 +135,10 @@ def digits():
     return image_data("digits")
 
 
-@pytest.fixture(scope="module")
-def flow(digits):
+@pytest.fixture(scope="module", params=[{"couplings": (3,), "width": 24}, {"couplings": "pixels", "width": 16}])
+def flow(digits, request):
     rows = digits.rows("train", generator=seeded(1), dtype=torch.float64)
-    return ImageFlow.fit(rows, levels=17, steps=150, batch=128, lr=3e-3, couplings=(3,), width=24, progress=False)
+    return ImageFlow.fit(rows, levels=17, steps=150, batch=128, lr=3e-3, progress=False, **request.param)
 
 
 class TestImageFlow:
@@ -194,6 +194,28 @@ class TestImageFlow:
         rows = digits.rows("train", generator=seeded(1))
         flow = ImageFlow.fit(rows, levels=17, steps=10**9, seconds=1.0, couplings=(1,), width=4, progress=False)
         assert math.isfinite(flow.log_prob(rows[torch.arange(10)]).mean())
+
+    def test_pixel_by_pixel_it_learns_more_than_the_copula(self, digits):
+        """On test digits, after steps in which couplings do not."""
+        rows = digits.rows("train", generator=seeded(1), dtype=torch.float64)
+        test = digits.rows("test", generator=seeded(2), dtype=torch.float64)[torch.arange(300)]
+        copula = Copula.fit(rows[torch.arange(len(rows))], torch.arange(18) / 17).log_prob(test).mean()
+        flow = ImageFlow.fit(
+            rows, levels=17, steps=150, batch=64, lr=3e-3, couplings="pixels", width=16, progress=False
+        )
+        assert flow.log_prob(test).mean() > copula + 5
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"couplings": "pixel"}, "'couplings' of ImageFlow are numbers, or 'pixels'. Got 'pixel'"),
+            ({"couplings": "pixels", "depth": 3}, "Autoregression of an ImageFlow has no such option"),
+            ({"couplings": (1,), "features": 3}, "Couplings of an ImageFlow has no such option"),
+        ],
+    )
+    def test_refuses(self, digits, options, words):
+        with pytest.raises(InvalidValue, match=words):
+            ImageFlow.fit(digits.rows("train", generator=seeded(1)), levels=17, **options)
 
     def test_too_few_images(self):
         rows = ImageRows(torch.zeros(5, 1, 4, 4, dtype=torch.uint8), Dequantize(256))

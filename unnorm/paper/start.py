@@ -81,7 +81,8 @@ def _ledger(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
             what = f"{kind} of size {start.get('size')} and seed {start.get('seed')}"
             what += f", {start['seconds']:g} s a run," if "seconds" in start else ""
             raise InvalidValue(
-                f"'{path.parent}' holds the study{what} on {start.get('device')}. Use --force to replace it, or another --out."
+                f"'{path.parent}' holds the study{what} on {start.get('device')}. "
+                "Use --force to replace it, or another --out."
             )
     return ledger
 
