@@ -197,8 +197,8 @@ def _trained_to(net):
     """Training, short, that ends at this network."""
     own = mnist_runs._fit
 
-    def fit(problem, row, model, estimator, steps, seed, folder):
-        history = own(problem, row, model, estimator, steps, seed, folder)
+    def fit(problem, row, model, estimator, steps, seed, folder, **options):
+        history = own(problem, row, model, estimator, steps, seed, folder, **options)
         model.net = net
         return history
 

@@ -19,8 +19,8 @@ APART = 0.03  # bits per dimension between the two sides of log Z, beyond which 
 CAUTIONS = {
     "smoke": "Size smoke shows that everything runs. Its networks are trained for a moment: its numbers mean nothing.",
     "laptop": "Size laptop is a preview on digits of 8 x 8: its numbers have nothing to do with MNIST's.",
-    "desktop": "Size desktop is MNIST on a CPU: four minutes of training a run, small networks. Rows that go pixel by "
-    "pixel have enough of that; of the others it is no measure.",
+    "desktop": "Size desktop is MNIST on a CPU, with small networks and a minute of training unless --seconds says "
+    "otherwise. Rows that go pixel by pixel learn enough in that; of the others it is no measure.",
 }
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "study": ("study", "size", "seeds"),

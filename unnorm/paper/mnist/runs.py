@@ -77,7 +77,7 @@ def step_seconds(problem: Problem, row: Row, alphas: Sequence[float]) -> float:
     model = problem.model(row, len(alphas) - 1, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HealthWarning)
-        history = _fit(problem, row, model, _estimator(problem, row, alphas), EACH * TIMES, 0, None)
+        history = _fit(problem, row, model, _estimator(problem, row, alphas), EACH * TIMES, 0, None, looks=1)
     seconds = dict(zip(history["step"], history["seconds"], strict=True))
     ends = [seconds[EACH * part] for part in range(1, TIMES + 1)]
     return min(later - sooner for sooner, later in pairwise(ends)) / EACH
@@ -148,7 +148,14 @@ def _estimator(problem: Problem, row: Row, alphas: Sequence[float]) -> Estimator
 
 
 def _fit(
-    problem: Problem, row: Row, model: nn.Module, estimator: Estimator, steps: int, seed: int, folder: Path | None
+    problem: Problem,
+    row: Row,
+    model: nn.Module,
+    estimator: Estimator,
+    steps: int,
+    seed: int,
+    folder: Path | None,
+    looks: int = LOOKS,
 ) -> History:
     method = METHODS[row.method]
     training = Training(
@@ -159,7 +166,7 @@ def _fit(
         optimizer=method.optimizer,
         schedule="cosine",
         iterate="best-ema" if method.bridged else "ema",  # without bridges nothing is to hide how a run ends
-        validate_every=max(1, steps // LOOKS),
+        validate_every=max(1, steps // looks),
         log_every=max(1, min(EACH, steps // TIMES)),
         checkpoint_every=2000,
         seed=seed,
