@@ -4,8 +4,8 @@
     python benchmarks/images.py --size desktop --precision bf16
     python benchmarks/images.py --quick
 
-The networks are those of the study (`unnorm reproduce mnist`) at that size, on standard normal points: their speed does
-not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
+The networks are those of the study (`unnorm reproduce mnist`) at that size with Gaussian noise, all their views of pixels
+included, on standard normal points: their speed does not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
 average of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation
 counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the rate of
 a large matrix product in the same precision, measured in the same run, or over the --peak given. Pixel by pixel:
@@ -25,11 +25,11 @@ from lightning_fabric import Fabric
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unnorm import Bridged, Gaussian, ResNet, Telescope, Training, fit
+from unnorm import Gaussian, Telescope, Training, fit
+from unnorm.data import Compose, Dequantize, Logit, Whiten
 from unnorm.device import fabric_for
 from unnorm.estimators import Estimator, StepwiseTelescope
-from unnorm.images import fast
-from unnorm.models import Lookback, Stepwise
+from unnorm.images import Coordinates, bridged, fast, stepwise
 from unnorm.paper.mnist.spec import SIZES
 from unnorm.partition.routes import Waymarks
 from unnorm.samplers import HMC
@@ -79,6 +79,13 @@ def options_given() -> argparse.Namespace:
     return options
 
 
+def place_of(options: argparse.Namespace) -> Coordinates:
+    """Coordinates as those of the Gaussian noise of the study, fitted to nothing: logits, whitened by the identity."""
+    levels, whiten = 256 if options.event[1] == 28 else 17, Whiten(options.event)
+    way = Compose([Dequantize(levels), Logit(1e-6), whiten])
+    return Coordinates(way, Gaussian(options.event, "diagonal"), whiten, Logit(1e-6), ("shade", "ends"))
+
+
 def peak_of(device: torch.device, fabric: Fabric) -> float:
     """FLOP/s of a large matrix product under the fabric's autocast."""
     side = 8192 if device.type == "cuda" else 2048
@@ -112,9 +119,8 @@ def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, 
 
 def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
     event, device, n = options.event, fabric.device, options.few
-    noise = Gaussian(event, "diagonal").to(device)
-    net = Lookback(event, **options.lookback, generator=torch.Generator().manual_seed(0))
-    model = Stepwise(noise, net).to(device)
+    where = place_of(options).to(device)
+    noise, model = where.noise, stepwise(where, event, **options.lookback).to(device)
     step = step_of(model, StepwiseTelescope(noise, draws=options.draws), fabric, n, options)
     points = torch.randn(n, *event, device=device)
     candidates = torch.randn(options.draws, n, points[0].numel(), device=device)
@@ -144,13 +150,12 @@ def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
 
 def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
     event, device = options.event, fabric.device
-    noise = Gaussian(event, "diagonal").to(device)
-    generator = torch.Generator().manual_seed(0)
-    net = ResNet(event, **options.net, outputs=options.bridges, generator=generator)
+    where = place_of(options)
+    model = bridged(where, event, options.bridges, **options.net)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(torch.zeros(1, *event))
+        model.net(torch.zeros(1, *event))
     forward_flop = counter.get_total_flops()
-    model = fast(Bridged(noise, net), device)
+    noise, model = where.to(device).noise, fast(model, device)
     step = step_of(model, Telescope(noise, options.bridges), fabric, options.batch, options)
     points = torch.randn(options.batch * (options.bridges + 1), *event, device=device)
     model.train()

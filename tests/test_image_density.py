@@ -67,6 +67,18 @@ class TestCoordinates:
         expected = Dequantize(DIGITS.levels)(images, generator=seeded())[0]
         torch.testing.assert_close(shades, expected, rtol=1e-9, atol=1e-9)
 
+    def test_a_file_brings_them_back_and_nothing_trains_them(self, kind, tmp_path):
+        where = self.found(kind)
+        where.save(tmp_path / "where.safetensors", {"of": kind})
+        again = Coordinates.load(tmp_path / "where.safetensors", {"of": kind})
+        assert again is not None
+        assert Coordinates.load(tmp_path / "where.safetensors", {"of": "others"}) is None
+        z, log_det = again.transform(DIGITS.test.images[:5], generator=seeded())
+        assert not z.requires_grad  # else the way back through a flow of pixels remembers every one of them
+        expected, expected_det = where.transform(DIGITS.test.images[:5], generator=seeded())
+        torch.testing.assert_close(z, expected)
+        torch.testing.assert_close(log_det, expected_det)
+
     def test_bridges_begin_as_the_noise(self, kind):
         where = self.found(kind)
         model = bridged(where, DIGITS.event, 3, **SMALL)

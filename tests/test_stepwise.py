@@ -81,10 +81,11 @@ class TestLookback:
 
     @pytest.mark.parametrize("blocks", [0, 1, 3])
     def test_one_place_is_the_same_as_in_the_whole(self, blocks):
-        net = rough(Lookback((1, 12, 4), width=4, blocks=blocks, features=4, generator=torch.Generator())).double()
-        z = torch.randn(3, 1, 12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        """Of 16 rows, so that the first are out of sight of the last."""
+        net = rough(Lookback((1, 16, 4), width=4, blocks=blocks, features=4, generator=torch.Generator())).double()
+        z = torch.randn(3, 1, 16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         whole = net.context(z)
-        for place in (0, 5, 21, 47):
+        for place in (0, 5, 21, 47, 63):
             z_before = z.flatten(1).clone()
             z_before[:, place:] = 0
             found = net.context_at(z_before.view_as(z), place)
@@ -115,7 +116,8 @@ class TestLookback:
         [
             ({"event": (3, 4, 4)}, r"must be \(1, height, width\): grey images. Got \(3, 4, 4\)"),
             ({"event": (4,)}, "grey images"),
-            ({"event": (1, 4, 4), "width": 0}, "needs width, features and blocks"),
+            ({"event": (1, 4, 4), "width": 0}, "'width' of Lookback must be an integer of 1 at least. Got 0"),
+            ({"event": (1, 4, 4), "blocks": 1.5}, "'blocks' of Lookback must be an integer of 0 at least. Got 1.5"),
             ({"event": (1, 4, 4), "levels": 1}, "'levels' of Lookback must be an integer of 2 at least. Got 1"),
             ({"event": (1, 4, 4), "views": ("shade",)}, "are of shades: it needs 'levels'"),
             ({"event": (1, 4, 4), "levels": 4, "views": ("shape",)}, "Unknown view 'shape'. Did you mean 'shade'"),
@@ -129,7 +131,7 @@ class TestLookback:
         whiten = Whiten((1, 1, 2))
         whiten.scale_tril.copy_(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
         with pytest.raises(InvalidValue, match="must be triangular"):
-            Lookback((1, 1, 2), whiten).look()
+            Lookback((1, 1, 2), whiten)
 
 
 class TestStepwise:
@@ -202,6 +204,34 @@ class TestStepwise:
         assert test.pvalue > 1e-3
         assert float(p.max()) > 5 * float(p.min())  # not a uniform one
 
+    @pytest.mark.parametrize("levels", [None, 256])
+    def test_draws_follow_the_density_within_a_piece(self, levels):
+        """Counts in bins narrower than a cell, against integrals on a fine grid: a chi-square test."""
+        generator = torch.Generator().manual_seed(4)
+        views = () if levels is None else ("shade", "root")
+        net = Lookback((1, 1, 1), None, levels, views, width=4, blocks=0, features=16, generator=generator).double()
+        net.look(Logit(1e-3) if levels is not None else None)
+        torch.nn.init.normal_(net.last.weight, std=8.0, generator=generator)  # steep: e^40 and more between places
+        model, n, bins, fine = Stepwise(Gaussian((1, 1, 1), "diagonal").double(), net), 50_000, 200, 40
+        low, high = (-8.0, 8.0) if levels is None else (float(end) for end in net.edges[0, [0, -1]])
+        z = within(model, n).flatten()
+        counts = torch.histc(z, bins, low, high)
+        middle = low + (torch.arange(bins * fine, dtype=torch.float64) + 0.5) * (high - low) / (bins * fine)
+        with torch.no_grad():
+            log_p = net.heads(net.context(torch.zeros(1, 1, 1, 1, dtype=torch.float64)), middle.view(-1, 1, 1))
+        p = torch.softmax(log_p.flatten() - middle.square() / 2, 0).view(bins, fine).sum(1)
+        seen = p > 5 / n
+        expected = torch.cat([p[seen], p[~seen].sum().clamp_min(1e-9)[None]])
+        found = torch.cat([counts[seen], counts[~seen].sum()[None]])
+        assert int(found.sum()) == n
+        assert stats.chisquare(found.numpy(), (expected / expected.sum() * n).numpy()).pvalue > 1e-3
+        assert float(p.max()) > 10 / bins  # most of it in few bins
+
+    def test_many_draws_go_in_parts(self, monkeypatch):
+        model, _ = pixels(1, 2)
+        monkeypatch.setattr("unnorm.models.stepwise.DRAWN", 4)
+        assert within(model, 10).shape == (10, 1, 1, 2)
+
     def test_the_same_generator_gives_the_same_samples(self):
         model, _ = pixels(2, 2)
         assert torch.equal(within(model, 3, 5), within(model, 3, 5))
@@ -232,12 +262,20 @@ class TestStepwise:
         ("options", "words"),
         [
             ({"net": MLP(4)}, "'net' of Stepwise must be a Lookback. Got MLP"),
-            ({"net": Lookback((1, 2, 2)), "nodes": 0}, "'nodes' of Stepwise must be a positive integer. Got 0"),
+            ({"net": Lookback((1, 2, 2)), "nodes": 0}, "'nodes' of Stepwise must be an integer of 1 at least. Got 0"),
+            ({"net": Lookback((1, 2, 3))}, r"The net of Stepwise is of events \(1, 2, 3\), the noise of \(1, 2, 2\)"),
         ],
     )
     def test_refuses(self, options, words):
         with pytest.raises(InvalidValue, match=words):
             Stepwise(Gaussian((1, 2, 2)), **options)
+
+    @pytest.mark.parametrize(("buffer", "value"), [("loc", 1.0), ("scale", 0.5)])
+    def test_refuses_a_noise_that_is_not_a_standard_normal(self, buffer, value):
+        noise = Gaussian((1, 2, 2), "diagonal")
+        getattr(noise, buffer)[2] = value
+        with pytest.raises(InvalidValue, match="'noise' of Stepwise must be a standard normal"):
+            Stepwise(noise, Lookback((1, 2, 2)))
 
 
 class TestTelescope:
@@ -311,16 +349,24 @@ class TestTelescope:
         assert float(found.info["value"]) == pytest.approx(nll, abs=1e-3)
         assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
 
-    def test_rare_draws_do_not_hide_a_better_iterate(self):
-        """What is narrow weighs on few draws: a narrow truth is learned, and the last average is kept all the same."""
+    @pytest.mark.parametrize(("nodes", "resolved"), [(64, True), (3, False)])
+    def test_rare_draws_hide_no_iterate_and_coarse_nodes_gain_nothing(self, nodes, resolved):
+        """A truth so narrow that few draws meet it: learned where the quadrature resolves it, and where that does not,
+        an iterate is kept that it does resolve. The integral of the kept one on a fine grid is one either way."""
         generator = torch.Generator().manual_seed(2)
-        z = (0.02 * torch.randn(3000, generator=generator) + 0.5).view(-1, 1, 1, 1)
+        z = (0.03 * torch.randn(3000, generator=generator) + 0.5).view(-1, 1, 1, 1)
         q = Gaussian((1, 1, 1), "diagonal")
-        model = Stepwise(q, Lookback((1, 1, 1), width=8, blocks=0, features=32, generator=generator))
-        training = Training(steps=300, batch=256, lr=1e-2, beta=0.1, iterate="best-ema", validate_every=100)
-        history = fit(model, StepwiseTelescope(q, draws=2), z[:2500], training, validation=z[2500:], progress=False)
-        best = [record["best"] for record in history.records if "best" in record]
-        assert best[-1] == min(history["validation"]) < best[0]
+        net = Lookback((1, 1, 1), width=8, blocks=0, features=32, generator=generator)
+        model = Stepwise(q, net, nodes)
+        training = Training(steps=300, batch=256, lr=1e-2, beta=0.1, iterate="best-ema", validate_every=20)
+        fit(model, StepwiseTelescope(q, draws=2), z[:2500], training, validation=z[2500:], progress=False)
+        fine = torch.linspace(-6, 6, 24_001).view(-1, 1, 1, 1)
+        with torch.no_grad():
+            integral = float(torch.cat([model(part) for part in fine.split(4000)]).exp().sum() * 12 / 24_000)
+            nll = -float(model(z[2500:]).mean())
+        assert integral == pytest.approx(1.0, abs=0.02 if resolved else 0.5)
+        if resolved:
+            assert nll < float(stats.norm(0.5, 0.03).entropy()) + 0.5  # the noise has 1.04, the truth -2.09
 
     def test_model_of_another_kind(self):
         with pytest.raises(InvalidValue, match="trains a Stepwise model"):
@@ -332,11 +378,24 @@ class TestTelescope:
             ({"base": MLP}, "is MECO, NCE, ENCE or SNL"),
             ({"draws": 0}, "'draws' of StepwiseTelescope must be at least 1. Got 0"),
             ({"gama": 0.5}, "gama"),
+            ({"n_noise": 5}, "takes 'draws' for each data point and coordinate, no 'n_noise'"),
+            ({"base": NCE, "nu": 5}, "no 'nu' of its base"),
         ],
     )
     def test_refuses(self, options, words):
         with pytest.raises(InvalidValue, match=words):
             StepwiseTelescope(Gaussian(2), **options)
+
+    def test_refuses_data_of_another_shape(self):
+        model = Stepwise(Gaussian((1, 2, 2), "diagonal"), Lookback((1, 2, 2), width=4, blocks=0, features=4))
+        for shape in ((5, 1, 2, 3), (5, 4)):
+            with pytest.raises(InvalidValue, match=r"The data have events of shape .*, the noise \(1, 2, 2\)"):
+                StepwiseTelescope(model.noise)(model, torch.zeros(shape))
+
+    def test_leaves_the_global_generator_alone(self):
+        before = torch.random.get_rng_state()
+        StepwiseTelescope(Gaussian((1, 2, 2), "diagonal"))
+        assert torch.equal(torch.random.get_rng_state(), before)
 
     def test_counts_its_draws(self):
         estimator = StepwiseTelescope(Gaussian((1, 2, 3)), draws=5, gamma=0.2)

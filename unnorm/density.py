@@ -70,7 +70,7 @@ class Density(nn.Module):
         super().__init__()
         self.model, self.noise = model, noise
         self.event = event_of(noise)
-        self.transform = transform if transform is not None else Standardize(self.event)
+        self.transform = (transform if transform is not None else Standardize(self.event)).requires_grad_(False)
         self.log_zs, self.doubts = dict(log_zs), tuple(doubts)
         self.climb: Climb | None = None  # how log Z was found; a loaded density knows only what came of it
         corners = 2, self.event[0] if self._has_grid() else 0
@@ -188,7 +188,7 @@ class Density(nn.Module):
         chosen by weights or, where the noise is too far for that, annealed to the model: many chains, tuned together,
         with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`. Images far from their
         noise are drawn each by a chain of its own, annealed from the noise (`draws.by_annealing`), with a bar on a
-        terminal unless `progress` says otherwise. A `Stepwise` model draws coordinate by coordinate, exactly.
+        terminal unless `progress` says otherwise. A `Stepwise` model draws coordinate by coordinate.
         """
         if n < 1:
             raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")

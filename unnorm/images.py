@@ -49,7 +49,10 @@ TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate
 STEPS = Training(
     steps=3000, batch=32, lr=2e-3, beta=0.1, schedule="cosine", iterate="best-ema", validate_every=150
 )  # of bridges of one pixel each
-JUDGED = 1000  # validation images that choose an iterate
+JUDGED, FEW_JUDGED = (
+    1000,
+    200,
+)  # validation images that choose an iterate; of those that cost a quadrature for each pixel
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Coordinates:
     seen: Transform
     pixels: Transform
     views: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in PARTS:  # nobody trains them further: a flow would remember every image that went through it
+            getattr(self, name).requires_grad_(False)
 
     def to(self, device: torch.device | str) -> "Coordinates":
         return replace(self, **{name: getattr(self, name).to(device) for name in PARTS})
@@ -112,7 +119,8 @@ def coordinates(
         kind: "gaussian", of full covariance in the space of logits (alpha 1e-6); "copula", Gaussian, of pixels with the
             distribution functions they have; or "flow" (`ImageFlow`).
         fabric: where a flow is trained; the CPU when None.
-        generator: draws the places within the bytes' cells, of a flow its weights and batches; seed 0 when None.
+        generator: draws the places within the bytes' cells, for a flow its weights and batches (the places are then
+            drawn anew at each reading, from seed 0); seed 0 when None.
         options: of the flow's `fit`.
 
     >>> from unnorm.data import image_data
@@ -243,9 +251,9 @@ def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None
     return found
 
 
-def _judges(data: ImageData, where: Coordinates, device: torch.device) -> Tensor:
+def _judges(data: ImageData, where: Coordinates, device: torch.device, n: int) -> Tensor:
     """Some validation images, dequantised once."""
-    rows = where.rows(data.validation.images[:JUDGED], device)
+    rows = where.rows(data.validation.images[:n], device)
     return rows[torch.arange(len(rows))]
 
 
@@ -270,8 +278,8 @@ def fit_images(
         noise: as of `coordinates`, or coordinates that were found before.
         training: how to train; `TRAINING` when None, pixel by pixel `STEPS`. Where it asks for the best iterate, some
             validation images judge.
-        bridges: how many; or "pixels", one for each pixel, of grey images only: log Z is then known and samples are
-            exact, without chains, and likelihoods are far better for the same time (`results/mnist-desktop`).
+        bridges: how many; or "pixels", one for each pixel, of grey images only: log Z is then known and samples need
+            no chains, and likelihoods are far better for the same time (`results/mnist-desktop`).
         base: what learns each ratio.
         fabric: device and precision; the CPU when None.
         folder, resume, progress: as of `fit`: a killed run goes on from its checkpoint, with the noise it began with.
@@ -286,11 +294,13 @@ def fit_images(
     torch.Size([5])
     """
     fabric = fabric or fabric_for("cpu")
+    if isinstance(bridges, str) and bridges != PIXELS:
+        raise InvalidValue(f"The 'bridges' of images are a number, or '{PIXELS}'. Got '{bridges}'.")
+    if bridges == PIXELS and data.event[0] != 1:
+        raise InvalidValue(f"Bridges of one pixel each are for grey images. Got images of shape {data.event}.")
     if training is None:
         training = STEPS if bridges == PIXELS else TRAINING
     where = (_kept(data, noise, fabric, folder) if isinstance(noise, str) else noise).to(fabric.device)
-    if isinstance(bridges, str) and bridges != PIXELS:
-        raise InvalidValue(f"The 'bridges' of images are a number, or '{PIXELS}'. Got '{bridges}'.")
     model: Bridged | Stepwise
     estimator: Estimator
     if isinstance(bridges, str):
@@ -299,12 +309,13 @@ def fit_images(
     else:
         model = fast(bridged(where, data.event, bridges, seed=training.seed, **options), fabric.device)
         estimator = Telescope(where.noise, bridges, base)
+    judged = FEW_JUDGED if bridges == PIXELS else JUDGED
     fit(
         model,
         estimator,
         where.rows(data.train.images, fabric.device, training.seed),
         training,
-        validation=_judges(data, where, fabric.device) if training.iterate in VALIDATED else None,
+        validation=_judges(data, where, fabric.device, judged) if training.iterate in VALIDATED else None,
         fabric=fabric,
         folder=folder,
         resume=resume,

@@ -16,7 +16,7 @@ __all__ = ["report", "reproduce"]
 
 STUDIES = {
     "toy2d": ("size", "device", "jobs", "backend", "methods", "data"),
-    "mnist": ("size", "device", "methods", "noises", "root", "seconds", "seeds"),
+    "mnist": ("size", "device", "methods", "noises", "root", "download", "seconds", "seeds"),
     "gaussian-mean": ("quick",),
 }
 
@@ -48,6 +48,9 @@ def reproduce(
     root: Annotated[
         Path | None, typer.Option(help="mnist: the folder of the data sets. [default: what UNNORM_DATA names]")
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="mnist: fetch it where it is missing; needs unnorm\\[download].")
+    ] = False,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="mnist: of training, each run. [default: the size's]")
     ] = None,
@@ -81,7 +84,7 @@ def reproduce(
     if study == "mnist":
         from unnorm.paper.mnist.study import Study as Images
 
-        images = Images(size, seed, kind, _names(methods), _names(noises), root, seconds, seeds)
+        images = Images(size, seed, kind, _names(methods), _names(noises), root, seconds, seeds, download)
         _run(images, folder, command, force, as_json)
         return
     from unnorm.paper.start import cores

@@ -118,6 +118,18 @@ def log_density(model: LogDensity, x: Tensor) -> Tensor:
     return value
 
 
+def check_whole(owner: str, least: int, **given: object) -> None:
+    """Insist on whole numbers.
+
+    >>> check_whole("Stepwise", 1, nodes=0)
+    Traceback (most recent call last):
+    unnorm.errors.InvalidValue: The 'nodes' of Stepwise must be an integer of 1 at least. Got 0.
+    """
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidValue(f"The '{name}' of {owner} must be an integer of {least} at least. Got {value}.")
+
+
 def apart(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Points of problems side by side, one problem's after the other's, with axes of their own: (*shape, n, ...).
 

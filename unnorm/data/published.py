@@ -26,7 +26,9 @@ class Published(NamedTuple):
 
     def _fetch(self, folder: Path, download: bool) -> None:
         if not download:
-            raise DataError(f"There is no '{self.name}' in '{folder}'. Fetch it with download=True.")
+            raise DataError(
+                f"There is no '{self.name}' in '{folder}'. Fetch it with download=True, or with --download."
+            )
         try:
             pooch = importlib.import_module("pooch")
         except ImportError:
@@ -54,5 +56,5 @@ def home(root: Path | str | None, of: str) -> Path:
     if root is not None:
         return Path(root)
     if not (folder := os.environ.get("UNNORM_DATA")):
-        raise InvalidValue(f"The 'root' of {of} must be given where UNNORM_DATA names no folder. Got None.")
+        raise InvalidValue(f"The 'root' of {of} must be given, or --root, where UNNORM_DATA names no folder. Got None.")
     return Path(folder)

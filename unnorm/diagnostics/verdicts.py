@@ -216,7 +216,7 @@ def verdict(
         (bad if used.stderr > 0.5 else doubtful).append(f"log Z is known only to {used.stderr:.2g} nats")
     if (gap := _disagreement(log_z)) is not None:
         (bad if gap[0] > 0.1 else doubtful).append(gap[1])
-    exact = used.method == "quadrature"  # nothing can be missed
+    exact = used.method == "quadrature"  # there are no draws that could miss
     doubtful += [] if checked or exact else ["no rows were at hand: only these show mass that the noise misses"]
     doubtful += _likelihood_doubts(numbers, used)
     doubtful += [f"the health monitor warned in training ({line.split(':')[0].lower()})" for line in warned]

@@ -1,5 +1,6 @@
 """Bridges of one coordinate each: waymarks whose first coordinates are the data's and whose others are the noise's."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from unnorm.estimators.base import Contrast, Contrastive, Estimator, check_at_le
 from unnorm.estimators.meco import MECO
 from unnorm.estimators.nce import ENCE, NCE
 from unnorm.estimators.telescope import claimed, of_all_bridges
+from unnorm.models.stepwise import Stepwise
 from unnorm.names import options_of
-from unnorm.noise.base import Noise
+from unnorm.noise.base import Noise, event_of
 from unnorm.types import LogDensity, Objective, log_density
 
 __all__ = ["StepwiseTelescope"]
+
+UNSURE = 16  # rows that tell the error of a quadrature
 
 
 class StepwiseTelescope(Estimator):
@@ -26,8 +30,9 @@ class StepwiseTelescope(Estimator):
     as many bridges as coordinates, and a step costs one pass over the data.
 
     The base knows one log Z for each bridge, and `value` is what these claim. A `Stepwise` model has one for each
-    bridge and each context, by quadrature: in eval mode, where iterates are compared, `value` is the model's own, and
-    there are no draws whose weights could mislead.
+    bridge and each context, by quadrature: in eval mode, where iterates are compared, `value` is the model's own
+    negative log-likelihood, plus what its quadrature does not know, so that hiding mass from it gains nothing. There
+    are no draws whose weights could mislead.
 
     Args:
         noise: q, a standard normal.
@@ -53,10 +58,14 @@ class StepwiseTelescope(Estimator):
         check_at_least("StepwiseTelescope", "draws", draws, 1)
         if issubclass(base, MECO):
             options.setdefault("centred", True)
-        if issubclass(base, NCE | ENCE):
-            options.setdefault("nu", draws)
         self.noise, self.n_draws = noise, draws
-        size = noise.sample(1).numel()
+        if taken := [name for name in ("n_noise", "nu") if name in options]:
+            raise InvalidValue(
+                f"A StepwiseTelescope takes 'draws' for each data point and coordinate, no '{taken[0]}' of its base."
+            )
+        if issubclass(base, NCE | ENCE):
+            options["nu"] = draws
+        size = math.prod(event_of(noise))
         with options_of(f"base {base.__name__} of a StepwiseTelescope"):
             self.base = base(noise, shape=(size,), **options)
 
@@ -80,9 +89,12 @@ class StepwiseTelescope(Estimator):
         return self.n_draws * batch
 
     def forward(self, model: LogDensity, x: Tensor, *, generator: torch.Generator | None = None) -> Objective:
+        if x.shape[1:] != event_of(self.noise):
+            raise InvalidValue(f"The data have events of shape {tuple(x.shape[1:])}, the noise {event_of(self.noise)}.")
         if not self.training:
             nll = -log_density(model, x).mean()
-            return Objective(nll, {"value": nll.detach()})
+            unsure = model.error(x[:UNSURE]).abs().mean() if isinstance(model, Stepwise) else 0.0
+            return Objective(nll, {"value": nll.detach() + unsure})
         candidates = self.noise.sample(self.n_draws * len(x), generator=generator).to(x.dtype)
         candidates = candidates.view(self.n_draws, len(x), -1)
         try:

@@ -14,7 +14,7 @@ from unnorm.errors import InvalidValue
 from unnorm.models.seen import VIEWS
 from unnorm.names import choose
 from unnorm.noise.masked import Masked, shades
-from unnorm.types import event_shape
+from unnorm.types import check_whole, event_shape
 
 __all__ = ["Context", "Lookback"]
 
@@ -50,7 +50,8 @@ class Lookback(nn.Module):
         event: the shape of one image, (1, height, width).
         seen: from what the network sees to the coordinates z; a triangular affine map, as `Whiten` is.
         levels: shades of a pixel; None where coordinates are not pixels. Their places as the network sees them are
-            the buffer `edges`, (pixels, levels + 1): a coordinate lies between the first and the last.
+            the buffer `edges`, (pixels, levels + 1), which `look` learns: a coordinate lies between the first and the
+            last.
         views: of the shades, as of `Views`.
         width: channels.
         blocks: residual blocks, which see one, two and four rows further up in turn.
@@ -83,12 +84,10 @@ class Lookback(nn.Module):
         self.event = event_shape(shape)
         if len(self.event) != 3 or self.event[0] != 1:
             raise InvalidValue(f"The 'event' of Lookback must be (1, height, width): grey images. Got {self.event}.")
-        if min(width, features) < 1 or blocks < 0:
-            raise InvalidValue(
-                f"A Lookback needs width, features and blocks. Got {width}, {features} and {blocks} blocks."
-            )
-        if levels is not None and levels < 2:
-            raise InvalidValue(f"The 'levels' of Lookback must be an integer of 2 at least. Got {levels}.")
+        check_whole("Lookback", 1, width=width, features=features)
+        check_whole("Lookback", 0, blocks=blocks)
+        if levels is not None:
+            check_whole("Lookback", 2, levels=levels)
         if views and levels is None:
             raise InvalidValue("The 'views' of Lookback are of shades: it needs 'levels'.")
         for name in views:
@@ -110,6 +109,8 @@ class Lookback(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
                 nn.init.zeros_(layer.bias)
             nn.init.zeros_(self.last.weight)
+        if not self.slope.is_meta:
+            self.look()
 
     @property
     def config(self) -> Mapping[str, Any]:

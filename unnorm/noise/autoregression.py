@@ -12,7 +12,7 @@ from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.bends import Bend
 from unnorm.noise.masked import Masked, shades
-from unnorm.types import event_shape
+from unnorm.types import check_whole, event_shape
 
 __all__ = ["Autoregression"]
 
@@ -59,8 +59,8 @@ class Autoregression(Transform):
             raise InvalidValue(
                 f"The 'event' of Autoregression must be (1, height, width): grey images. Got {self.event}."
             )
-        if min(width, features, blocks, bins - 1, levels - 1) < 1:
-            raise InvalidValue("An Autoregression needs a width, a block, a feature, and 2 bins and levels at least.")
+        check_whole("Autoregression", 1, width=width, blocks=blocks, features=features)
+        check_whole("Autoregression", 2, bins=bins, levels=levels)
         self.levels, self.width, self.blocks, self.features, self.bins = levels, width, blocks, features, bins
         self.trunk = Masked(SHOWN, width, blocks)
         self.gather, self.last = nn.Linear(width, features), nn.Linear(features, Bend.numbers(bins))

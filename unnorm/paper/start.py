@@ -76,7 +76,7 @@ def _ledger(path: Path, about: Mapping[str, Any], force: bool) -> Ledger:
         path.unlink(missing_ok=True)
     ledger = Ledger(path)
     for start in ledger.of("study"):
-        if any(start.get(name) != value for name, value in about.items()):
+        if any(start.get(name, value) != value for name, value in about.items()):
             kind = "" if start.get("study") == about["study"] else f" {start.get('study')}"
             what = f"{kind} of size {start.get('size')} and seed {start.get('seed')}"
             what += f", {start['seconds']:g} s a run," if "seconds" in start else ""

@@ -48,17 +48,19 @@ class Problem:
         folder: where fitted noises are kept.
         fabric: device and precision.
         root: the folder of the sets; UNNORM_DATA's when None.
+        download: fetch what is missing there.
     """
 
     size: Size
     folder: Path
     fabric: Fabric
     root: Path | None = None
+    download: bool = False
     _where: dict[str, Coordinates] = field(default_factory=dict)
 
     @cached_property
     def data(self) -> ImageData:
-        found = image_data(self.size.data, self.root)
+        found = image_data(self.size.data, self.root, download=self.download)
         if self.size.test is None:
             return found
         some = slice(0, self.size.test)

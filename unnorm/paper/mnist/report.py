@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from unnorm.paper.mnist.figures import convergence, curves, memory, sheets
-from unnorm.paper.mnist.results import APART, Line, Results, Run, read, summarise
+from unnorm.paper.mnist.results import APART, Line, Results, Run, fallen, read, summarise
 from unnorm.paper.mnist.results import apart as apart_of
 from unnorm.paper.mnist.spec import METHODS, NOISES, OTHERS
 from unnorm.paper.page import Block, Entry, Grid, Heading, Lines, label, written
@@ -33,18 +33,18 @@ PROTOCOL = (
     "Rows without bridges: log p~ is the fitted Gaussian plus the network, so that it has an integral. The paper's is "
     "the network alone. Their noises are the paper's, in the Gaussian's coordinates; the third is a training image "
     "plus Gaussian noise whose width leave-one-out likelihood chose.",
-    "Every run trains for the same seconds, by a trial of its step. A cosine brings the learning rate to zero, "
-    "training images are moved by the pixels of 'shift', and a moving average of the weights is kept, with bridges "
-    "the one that is best on validation images. Short trainings, the first with even waymarks, say where these "
-    "belong, once for each noise and for all methods.",
+    "Every run trains for the same seconds, by a trial of its step; looks at validation images are not counted. A "
+    "cosine brings the learning rate to zero, training images are moved by the pixels of 'shift', and a moving average "
+    "of the weights is kept, with bridges the one that is best on validation images. Short trainings, the first with "
+    "even waymarks, say where these belong, once for each noise and for all methods.",
     "Pixel by pixel: the bridges are as many as the pixels, in reading order. Each waymark has one pixel more of the "
     "data, and a masked convolutional network has a head for each (TRE's dimension-wise mixing). After training each "
     "head is normalised for what comes before it, by quadrature in one dimension: log Z is 0. 'lookback' is its "
     "network, 'few' its batch, 'draws' the noise draws for each image and pixel.",
     "log Z: annealed chains from the noise (over the waymarks where there are some), and back from validation images "
     "after some transitions of the model. The two are joined by Bennett's acceptance ratio.",
-    "Samples are the ends of the chains from the noise after some transitions of the model, or, pixel by pixel, exact "
-    "draws; none is picked.",
+    "Samples are the ends of the chains from the noise after some transitions of the model, or, pixel by pixel, "
+    "independent draws; none is picked.",
     "Diverged: numbers that are not finite, or a model that annealed chains do not reach.",
 )
 
@@ -135,7 +135,7 @@ def _bits(line: Line, best: bool) -> Entry:
     if line.bits is not None and line.sides is not None:
         error = "" if line.deviation is None else f" ± {line.deviation:.4f}"
         return Entry(f"{line.bits:.4f}{error}", line.bits, best, f"{line.sides[0]:.4f} to {line.sides[1]:.4f}")
-    fell = [run for run in line.runs if run["status"] != "ok"]
+    fell = [run for run in line.runs if fallen(run)]
     if fell:
         every = f"{len(fell)} of {len(line.runs)} seeds" if len(line.runs) > 1 else ""
         return Entry("diverged", math.inf, note=every)
@@ -197,7 +197,7 @@ def _told(results: Results) -> Grid:
     rows = []
     for line in results.lines:
         for run in line.runs:
-            said = [run["why"]] if run.get("why") else []
+            said = [why] if (why := fallen(run)) else []
             said += list(run.get("warnings") or ())
             rows += [[label(line.row.title), Entry(str(run["seed"]), run["seed"]), label(text)] for text in said]
     return Grid("Messages", ["Row", "Seed", "Message"], rows)

@@ -15,6 +15,7 @@ from unnorm.paper.mnist.spec import METHODS, NOISES, ROWS, Row
 
 __all__ = ["APART", "FILE", "Line", "Results", "Run", "headlines", "is_ours", "read", "summarise"]
 
+RAN_AWAY = 1.0  # bits per dimension between the two sides, beyond which nothing is left to be known
 APART = 0.03  # bits per dimension between the two sides of log Z, beyond which a number is not claimed
 CAUTIONS = {
     "smoke": "Size smoke shows that everything runs. Its networks are trained for a moment: its numbers mean nothing.",
@@ -78,6 +79,21 @@ def apart(run: Run) -> float:
     """
     lower, upper = run.get("lower"), run.get("upper")
     return math.inf if lower is None or upper is None else abs(upper - lower)
+
+
+def fallen(run: Run) -> str | None:
+    """Why a run counts as diverged; None where it does not.
+
+    >>> fallen({"status": "ok", "lower": -1.8e11, "upper": -2.3e11})
+    'log p~ ran away: the two sides of log Z are 4.8e+10 bits per dimension apart.'
+    >>> fallen({"status": "ok", "lower": 1.2, "upper": 1.3})
+    """
+    if run["status"] != "ok":
+        return str(run.get("why") or "It diverged.")
+    far = apart(run)
+    return (
+        f"log p~ ran away: the two sides of log Z are {far:.2g} bits per dimension apart." if far > RAN_AWAY else None
+    )
 
 
 @dataclass(frozen=True)

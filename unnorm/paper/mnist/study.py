@@ -34,6 +34,7 @@ class Study:
         root: the folder of the data sets; UNNORM_DATA's when None.
         seconds: of training, the same for every run; the size's when None.
         seeds: of every row; as many as the size has when None.
+        download: fetch the data where they are missing.
 
     >>> len(Study("smoke").rows)
     24
@@ -50,6 +51,7 @@ class Study:
     root: Path | None = None
     seconds: float | None = None
     seeds: int | None = None
+    download: bool = False
 
     def __post_init__(self) -> None:
         choose("size", self.size, SIZES)
@@ -128,7 +130,7 @@ class _Work:
         self.study, self.folder, self.ledger, self.progress = study, folder, ledger, progress
         self.clock = Clock(ledger, study.start(command))
         fabric = fabric_for(study.device, "bf16" if study.device == "cuda" else study.plan.precision)
-        self.problem = Problem(study.plan, folder, fabric, study.root)
+        self.problem = Problem(study.plan, folder, fabric, study.root, study.download)
         self._judge: Judge | None = None
 
     def all(self) -> None:
