@@ -4,14 +4,14 @@
     python benchmarks/images.py --size desktop --precision bf16
     python benchmarks/images.py --quick
 
-The networks are those of the study (`unnorm reproduce mnist`) at that size with Gaussian noise, all their views of pixels
-included, on standard normal points: their speed does not depend on what they show. A bridged step is `fit`'s whole step: waymarks, loss, backward, optimizer and the
-average of the weights; the plain one is a forward and a backward of the same network over as many points. Utilisation
-counts the products of the convolutions and layers (`torch.utils.flop_counter`), three times a forward, over the rate of
-a large matrix product in the same precision, measured in the same run, or over the --peak given. Pixel by pixel:
-`fit`'s whole step of a `StepwiseTelescope` against a forward and backward of the same heads at the same data and
-candidates; images whose density is computed a second, and images that are drawn. --quick is a smoke test on the CPU:
-little of everything.
+The networks are those of the study (`unnorm reproduce mnist`) at that size with Gaussian noise, all their views of
+pixels included, on standard normal points: their speed does not depend on what they show. A bridged step is `fit`'s
+whole step: waymarks, loss, backward, optimizer and the average of the weights; the plain one is a forward and a
+backward of the same network over as many points. Utilisation counts the products of the convolutions and layers
+(`torch.utils.flop_counter`), three times a forward, over the rate of a large matrix product in the same precision,
+measured in the same run, or over the --peak given. Pixel by pixel: `fit`'s whole step of a `StepwiseTelescope` against
+a forward and backward of the same heads at the same data and candidates; images whose density is computed a second,
+and images that are drawn. --quick is a smoke test on the CPU: little of everything.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
     floor = seconds_of(plain, device, max(5, options.steps // 4))
     used = 3 * forward_flop * len(points)
     print(f"a bridged step {1e3 * step:.2f} ms, {len(points) / step:,.0f} images/s; plain {1e3 * floor:.2f} ms")
-    print(f"{forward_flop / 1e6:.0f} MFLOP for an image forward; {used / step / 1e12:.3g} TFLOP/s in training")
+    print(f"{forward_flop / 1e6:.3g} MFLOP for an image forward; {used / step / 1e12:.3g} TFLOP/s in training")
     good = figure("bridged step over a plain forward and backward", step / floor, None if options.quick else 1.15)
     peak = options.peak or peak_of(device, fabric)
     print(f"{peak / 1e12:.3g} TFLOP/s of the device")

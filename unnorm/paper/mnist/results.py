@@ -85,7 +85,7 @@ def fallen(run: Run) -> str | None:
     """Why a run counts as diverged; None where it does not.
 
     >>> fallen({"status": "ok", "lower": -1.8e11, "upper": -2.3e11})
-    'log p~ ran away: the two sides of log Z are 4.8e+10 bits per dimension apart.'
+    'log p~ ran away: the two sides of log Z are 5e+10 bits per dimension apart.'
     >>> fallen({"status": "ok", "lower": 1.2, "upper": 1.3})
     """
     if run["status"] != "ok":
