@@ -196,7 +196,7 @@ class TestImageFlow:
         assert math.isfinite(flow.log_prob(rows[torch.arange(10)]).mean())
 
     def test_pixel_by_pixel_it_learns_more_than_the_copula(self, digits):
-        """On test digits, after steps in which couplings do not."""
+        """On test digits."""
         rows = digits.rows("train", generator=seeded(1), dtype=torch.float64)
         test = digits.rows("test", generator=seeded(2), dtype=torch.float64)[torch.arange(300)]
         copula = Copula.fit(rows[torch.arange(len(rows))], torch.arange(18) / 17).log_prob(test).mean()
