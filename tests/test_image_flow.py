@@ -201,7 +201,7 @@ class TestImageFlow:
         test = digits.rows("test", generator=seeded(2), dtype=torch.float64)[torch.arange(300)]
         copula = Copula.fit(rows[torch.arange(len(rows))], torch.arange(18) / 17).log_prob(test).mean()
         flow = ImageFlow.fit(
-            rows, levels=17, steps=150, batch=64, lr=3e-3, couplings="pixels", width=16, progress=False
+            rows, levels=17, steps=400, batch=64, lr=5e-3, couplings="pixels", width=16, progress=False
         )
         assert flow.log_prob(test).mean() > copula + 5
 
