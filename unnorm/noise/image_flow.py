@@ -95,8 +95,8 @@ class ImageFlow(Pushed):
             seconds: after which training ends; the learning rate falls along a cosine to whichever comes first.
             batch, lr: rows of a step, and Adam's step size.
             average: weight of the past in the average of the weights.
-            couplings: how many at each level; or "pixels" for an `Autoregression`, of grey images: on a CPU it learns
-                far more in the same time (`results/mnist-desktop`), but its draws go pixel by pixel.
+            couplings: how many at each level; or "pixels" for an `Autoregression`, of grey images, whose draws go pixel
+                by pixel.
             fabric: device and precision; on a GPU the steps are compiled.
             generator: draws weights, rows set aside and batches; seed 0 when None.
             progress: a bar; None shows it on a terminal.
