@@ -10,7 +10,7 @@ whole step: waymarks, loss, backward, optimizer and the average of the weights; 
 backward of the same network over as many points. Utilisation counts the products of the convolutions and layers
 (`torch.utils.flop_counter`), three times a forward, over the rate of a large matrix product in the same precision,
 measured in the same run, or over the --peak given. Pixel by pixel: `fit`'s whole step of a `StepwiseTelescope` against
-a forward and backward of the same heads at the same data and candidates; images whose density is computed a second,
+a forward and backward of the same heads at the same data and draws; images whose density is computed a second,
 and images that are drawn. --quick is a smoke test on the CPU: little of everything.
 """
 
@@ -119,16 +119,17 @@ def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, 
 
 def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
     event, device, n = options.event, fabric.device, options.few
-    where = place_of(options).to(device)
+    where = place_of(options).by_pixels().to(device)
     noise, model = where.noise, stepwise(where, event, **options.lookback).to(device)
     step = step_of(model, StepwiseTelescope(noise, draws=options.draws), fabric, n, options)
     points = torch.randn(n, *event, device=device)
-    candidates = torch.randn(options.draws, n, points[0].numel(), device=device)
+    draws = torch.randn(options.draws, n, points[0].numel(), device=device)
     model.train()
 
     def plain() -> None:
         with fabric.autocast():
-            total = model(points, candidates=candidates).sum()
+            heads = model(points, draws=draws)
+            total = heads.at_data.sum() + heads.at_noise.sum()
         total.float().backward()
         model.zero_grad()
 

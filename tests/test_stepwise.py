@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate, optimize, special, stats
 
 from unnorm.data import Compose, Logit, Whiten
 from unnorm.data.images import image_data
@@ -17,7 +17,7 @@ from unnorm.estimators.base import Contrast
 from unnorm.images import coordinates, fit_images, stepwise
 from unnorm.metrics import bits_per_dim
 from unnorm.models import MLP, Lookback, Stepwise
-from unnorm.noise import Gaussian
+from unnorm.noise import Autoregression, Gaussian, Pushed, Uniform
 from unnorm.partition import ladder
 from unnorm.train import fit
 from unnorm.training import Training
@@ -34,18 +34,24 @@ def rough(net, scale=0.5, seed=3):
     return net
 
 
-def pixels(height, width, levels=8, seed=3):
+def pixels(height, width, levels=8, seed=3, kind="line"):
     """A model of logits of pixels that depend on each other, in float64, and its transform from shades."""
     event = (1, height, width)
     size = height * width
     generator = torch.Generator().manual_seed(seed)
-    whiten = Whiten(event)
-    lower = torch.randn(size, size, generator=generator, dtype=torch.float64).tril() / size
-    whiten.scale_tril.copy_(lower - lower.diagonal().diag() + torch.eye(size, dtype=torch.float64) * 1.3)
-    whiten.loc.fill_(-0.7)
-    net = Lookback(event, whiten, levels, ("shade", "root", "ends"), width=8, blocks=2, features=8, generator=generator)
+    if kind == "line":
+        way = Whiten(event)
+        lower = torch.randn(size, size, generator=generator, dtype=torch.float64).tril() / size
+        way.scale_tril.copy_(lower - lower.diagonal().diag() + torch.eye(size, dtype=torch.float64) * 1.3)
+        way.loc.fill_(-0.7)
+    else:
+        way = Autoregression(event, levels, width=8, blocks=1, features=8, bins=4, generator=generator).double()
+        for parameter in (way.last.weight, way.last.bias):
+            torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+        way.look(Logit(1e-3))
+    net = Lookback(event, levels, ("shade", "root", "ends"), width=8, blocks=2, features=8, generator=generator)
     rough(net.double().look(Logit(1e-3)), 1.5)
-    return Stepwise(Gaussian(event, "diagonal").double(), net), Compose([Logit(1e-3), whiten])
+    return Stepwise(Pushed(Gaussian(event, "diagonal").double(), way), net), Logit(1e-3)
 
 
 def within(model, n, seed=0):
@@ -53,49 +59,82 @@ def within(model, n, seed=0):
     return model.sample(n, generator=torch.Generator().manual_seed(seed))
 
 
+def heads(model, y):
+    """f_k at y itself, (n, pixels)."""
+    return model.net(y, model.steps.all(y))
+
+
+def replaced(model, y, place, z):
+    """y with one pixel that the noise makes of the standard normal numbers z, given those before it.
+
+    By the noise's own transform, whole: the place is found by Brent's method, no step of ours.
+    """
+    found, way = y.clone(), model.noise.transform
+
+    def off(value, row):
+        point = y[row : row + 1].clone()
+        point.view(-1)[place] = value
+        return float(way(point)[0].view(-1)[place]) - float(z[row])
+
+    with torch.no_grad():
+        for row in range(len(y)):
+            found[row].view(-1)[place] = optimize.brentq(off, -300, 300, args=(row,), xtol=1e-13)
+    return found
+
+
+KINDS = pytest.mark.parametrize("kind", ["line", "bend"])
+
+
 class TestLookback:
-    def test_a_head_sees_its_pixel_and_those_before_it(self):
-        model, _ = pixels(4, 5)
+    @KINDS
+    def test_a_head_sees_its_pixel_and_those_before_it(self, kind):
+        model, _ = pixels(4, 5, kind=kind)
         z = within(model, 3)
-        before = model.net(z)
+        before = heads(model, z)
         for place in range(20):
             moved = z.clone().flatten(1)
             moved[:, place] += 0.1
-            changed = (model.net(moved.view_as(z)) - before).abs().amax(0) > 1e-12
+            changed = (heads(model, moved.view_as(z)) - before).abs().amax(0) > 1e-12
             assert not changed[:place].any()
             assert changed[place]
             if place < 15:
                 assert changed[place + 1 :].any()
 
-    def test_candidates_are_what_replacing_the_pixel_gives(self):
-        model, _ = pixels(3, 3)
-        z = within(model, 4)
-        candidates = z.flatten(1) + 0.3 * torch.randn(2, 4, 9, dtype=torch.float64)
-        found = model.net.heads(model.net.context(z), candidates)
+    @KINDS
+    def test_candidates_are_what_replacing_the_pixel_gives(self, kind):
+        model, _ = pixels(3, 3, kind=kind)
+        y = within(model, 4)
+        candidates = torch.randn(2, 4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        found = model.net.heads(model.context(y), candidates)
         for place in range(9):
             for m in range(2):
-                other = z.clone().flatten(1)
-                other[:, place] = candidates[m, :, place]
-                expected = model.net(other.view_as(z))[:, place]
-                torch.testing.assert_close(found[m, :, place], expected)
+                expected = heads(model, replaced(model, y, place, candidates[m, :, place]))[:, place]
+                torch.testing.assert_close(found[m, :, place], expected, atol=1e-6, rtol=1e-6)
 
+    @KINDS
     @pytest.mark.parametrize("blocks", [0, 1, 3])
-    def test_one_place_is_the_same_as_in_the_whole(self, blocks):
+    def test_one_place_is_the_same_as_in_the_whole(self, blocks, kind):
         """Of 16 rows, so that the first are out of sight of the last."""
-        net = rough(Lookback((1, 16, 4), width=4, blocks=blocks, features=4, generator=torch.Generator())).double()
-        z = torch.randn(3, 1, 16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        whole = net.context(z)
+        model, _ = pixels(16, 4, kind=kind)
+        net = Lookback((1, 16, 4), width=4, blocks=blocks, features=4, generator=torch.Generator())
+        model = Stepwise(model.noise, rough(net).double())
+        y = torch.randn(3, 1, 16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        whole, points = model.context(y), torch.linspace(-3, 3, 5, dtype=torch.float64).view(-1, 1, 1)
         for place in (0, 5, 21, 47, 63):
-            z_before = z.flatten(1).clone()
-            z_before[:, place:] = 0
-            found = net.context_at(z_before.view_as(z), place)
+            before = y.flatten(1).clone()
+            before[:, place:] = 0
+            step = model.steps.at(before.view_as(y), place)
+            found = model.net.context_at(before.view_as(y), step, place)
             torch.testing.assert_close(found.features, whole.features[:, place : place + 1])
-            torch.testing.assert_close(found.mean, whole.mean[:, place : place + 1])
+            expected = whole.step.inverse(points.expand(5, 3, 64))[..., place : place + 1]
+            torch.testing.assert_close(step.inverse(points.expand(5, 3, 1)), expected)
+            torch.testing.assert_close(step(expected)[0], points.expand(5, 3, 1))
 
-    def test_pieces_are_in_order_and_cover_where_pixels_can_be(self):
-        model, transform = pixels(2, 2)
+    @KINDS
+    def test_pieces_are_in_order_and_cover_where_pixels_can_be(self, kind):
+        model, transform = pixels(2, 2, kind=kind)
         z = within(model, 5)
-        context = model.net.context(z)
+        context = model.context(z)
         pieces, (low, high) = model.net.pieces(context), model.net.bounds(context)
         assert bool((pieces.diff(dim=0) >= 0).all())
         torch.testing.assert_close(pieces[0], low)
@@ -103,13 +142,18 @@ class TestLookback:
         shades = transform.inverse(z).flatten(1)
         assert bool(((shades >= 0) & (shades <= 1)).all())
 
-    def test_bounds_are_black_and_white(self):
-        """The first pixel's neighbours do not matter to it: its bounds are those of the transform."""
-        model, transform = pixels(2, 2)
-        low, high = model.net.bounds(model.net.context(within(model, 2)))
-        for found, shade in ((low, 0.0), (high, 1.0)):
-            z, _ = transform(torch.full((2, 1, 2, 2), shade, dtype=torch.float64))
-            torch.testing.assert_close(found[:, 0], z.flatten(1)[:, 0], atol=1e-6, rtol=1e-6)
+    @KINDS
+    def test_bounds_are_black_and_white(self, kind):
+        """By the noise's own transform of an image whose pixel is black, or white."""
+        model, transform = pixels(2, 2, kind=kind)
+        y = within(model, 3)
+        for found, shade in zip(model.net.bounds(model.context(y)), (0.0, 1.0), strict=True):
+            edge = float(transform(torch.tensor([shade], dtype=torch.float64).view(1, 1))[0])
+            for place in range(4):
+                point = y.clone().flatten(1)
+                point[:, place] = edge
+                z = model.noise.transform(point.view_as(y))[0].flatten(1)
+                torch.testing.assert_close(found[:, place], z[:, place], atol=1e-6, rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -127,38 +171,38 @@ class TestLookback:
         with pytest.raises(InvalidValue, match=words):
             Lookback(**options)
 
-    def test_refuses_to_see_later_pixels(self):
-        whiten = Whiten((1, 1, 2))
-        whiten.scale_tril.copy_(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
-        with pytest.raises(InvalidValue, match="must be triangular"):
-            Lookback((1, 1, 2), whiten)
-
 
 class TestStepwise:
-    def test_each_step_is_normalised(self):
-        """Every log Z_k against scipy's adaptive quadrature, of the head with its pixel replaced."""
-        model, _ = pixels(1, 3)
-        z = within(model, 2)
-        context = model.net.context(z)
+    @KINDS
+    def test_each_step_is_normalised(self, kind):
+        """Every log Z_k against scipy's adaptive quadrature over the pixel itself, by the noise's own density.
+
+        q(y_k | before) e^f_k, with the ratio of the noise's whole density to that with the pixel somewhere else: what
+        does not depend on the pixel cancels in the ratio to the same integral without the head.
+        """
+        model, transform = pixels(1, 3, kind=kind)
+        y = within(model, 2)
+        context = model.context(y)
         log_zs = model.log_zs(context, 12).detach()
-        low, high = (bound.numpy() for bound in model.net.bounds(context))
+        ends = transform(torch.arange(9, dtype=torch.float64).view(-1, 1) / 8)[0].flatten().tolist()
+        last = 2
         for row in range(2):
-            for place in range(3):
 
-                def density(value, row=row, place=place):
-                    other = z[row : row + 1].clone()
-                    other[0, 0, 0, place] = value
-                    return math.exp(model.net(other)[0, place].item()) * stats.norm.pdf(value)
-
-                cuts = [c for c in model.net.pieces(context)[:, row, place].tolist() if -9 < c < 9]
-                ends = max(low[row, place], -9.0), min(high[row, place], 9.0)
+            def density(value, tilted, row=row):
+                other = y[row : row + 1].clone()
+                other[0, 0, 0, last] = value
                 with torch.no_grad():
-                    expected, _ = integrate.quad(density, *ends, points=cuts, limit=300)
-                assert float(log_zs[row, place]) == pytest.approx(math.log(expected), abs=1e-6)
+                    head = heads(model, other)[0, last].item() if tilted else 0.0
+                    return math.exp(head + model.noise.log_prob(other).item())
 
-    def test_the_density_integrates_to_one_in_shades(self):
+            whole, _ = integrate.quad(density, ends[0], ends[-1], args=(True,), points=ends[1:-1], limit=300)
+            noise, _ = integrate.quad(density, -200, 200, args=(False,), points=ends, limit=500)
+            assert float(log_zs[row, last]) == pytest.approx(math.log(whole / noise), abs=2e-5)
+
+    @KINDS
+    def test_the_density_integrates_to_one_in_shades(self, kind):
         """Of two pixels, over the square of their shades: with every Jacobian, no coordinate but the user's own."""
-        model, transform = pixels(1, 2)
+        model, transform = pixels(1, 2, kind=kind)
         n = 400
         middle = (torch.arange(n, dtype=torch.float64) + 0.5) / n
         square = torch.cartesian_prod(middle, middle).view(-1, 1, 1, 2)
@@ -170,7 +214,7 @@ class TestStepwise:
     def test_there_is_nothing_outside(self):
         model, _ = pixels(1, 2)
         z = within(model, 2)
-        z[1, ..., 0] = 40.0
+        z[1, ..., 0] = 80.0
         value = model(z)
         assert torch.isfinite(value[0])
         assert value[1] == -torch.inf
@@ -178,7 +222,7 @@ class TestStepwise:
     @pytest.mark.parametrize("kind", ["gaussian", "copula"])
     def test_black_and_white_are_inside(self, kind):
         """To the last bit at the edges, in float32."""
-        where = coordinates(DIGITS, kind)
+        where = coordinates(DIGITS, kind).by_pixels()
         model = stepwise(where, DIGITS.event, width=4, blocks=1, features=4)
         _, *further = where.transform.transforms
         shades = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, *DIGITS.event)
@@ -186,9 +230,10 @@ class TestStepwise:
         with torch.no_grad():
             assert bool(torch.isfinite(model(z)).all())
 
-    def test_samples_have_the_density(self):
+    @KINDS
+    def test_samples_have_the_density(self, kind):
         """Counts in a grid of cells against integrals of the density there: a chi-square test."""
-        model, transform = pixels(1, 2)
+        model, transform = pixels(1, 2, kind=kind)
         n, cells, fine = 20_000, 6, 60
         x = transform.inverse(within(model, n)).flatten(1)
         place = (x * cells).long().clamp(0, cells - 1)
@@ -209,8 +254,8 @@ class TestStepwise:
         """Counts in bins narrower than a cell, against integrals on a fine grid: a chi-square test."""
         generator = torch.Generator().manual_seed(4)
         views = () if levels is None else ("shade", "root")
-        net = Lookback((1, 1, 1), None, levels, views, width=4, blocks=0, features=16, generator=generator).double()
-        net.look(Logit(1e-3) if levels is not None else None)
+        net = Lookback((1, 1, 1), levels, views, width=4, blocks=0, features=16, generator=generator).double()
+        net.look(Logit(1e-3))
         torch.nn.init.normal_(net.last.weight, std=8.0, generator=generator)  # steep: e^40 and more between places
         model, n, bins, fine = Stepwise(Gaussian((1, 1, 1), "diagonal").double(), net), 50_000, 200, 40
         low, high = (-8.0, 8.0) if levels is None else (float(end) for end in net.edges[0, [0, -1]])
@@ -240,7 +285,7 @@ class TestStepwise:
     def test_error_is_that_of_coarse_quadrature(self):
         model, _ = pixels(2, 2)
         z = within(model, 4)
-        context = model.net.context(z)
+        context = model.context(z)
         exact = model.log_zs(context, 40).sum(-1).detach()
         coarse = model.error(z, 1)
         torch.testing.assert_close(coarse, (model.log_zs(context, 1) - model.log_zs(context, 2)).sum(-1).detach())
@@ -248,8 +293,9 @@ class TestStepwise:
         assert off[0] > off[1] > 10 * off[2]
         assert off[2] < 1e-3
 
-    def test_the_score_is_the_gradient(self):
-        model, _ = pixels(2, 2)
+    @KINDS
+    def test_the_score_is_the_gradient(self, kind):
+        model, _ = pixels(2, 2, kind=kind)
         z = within(model, 1).requires_grad_()
         assert torch.autograd.gradcheck(model, (z,), eps=1e-6, atol=1e-5)
 
@@ -270,12 +316,55 @@ class TestStepwise:
         with pytest.raises(InvalidValue, match=words):
             Stepwise(Gaussian((1, 2, 2)), **options)
 
-    @pytest.mark.parametrize(("buffer", "value"), [("loc", 1.0), ("scale", 0.5)])
-    def test_refuses_a_noise_that_is_not_a_standard_normal(self, buffer, value):
-        noise = Gaussian((1, 2, 2), "diagonal")
-        getattr(noise, buffer)[2] = value
-        with pytest.raises(InvalidValue, match="'noise' of Stepwise must be a standard normal"):
+    @pytest.mark.parametrize("covariance", ["full", "diagonal"])
+    def test_any_gaussian_goes_step_by_step(self, covariance):
+        """Heads of zero: the noise itself, correlated, off centre; and samples of it."""
+        y = 2 + torch.randn(400, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cumsum(1)
+        q = Gaussian.fit(y.view(-1, 1, 2, 2), covariance)
+        model = Stepwise(q, Lookback((1, 2, 2), width=4, blocks=0, features=4)).double()
+        with torch.no_grad():
+            torch.testing.assert_close(model(y[:9].view(-1, 1, 2, 2)), q.log_prob(y[:9].view(-1, 1, 2, 2)))
+        found = within(model, 4000).flatten(1)
+        torch.testing.assert_close(found.mean(0), y.mean(0), atol=0.15, rtol=0)
+        if covariance == "full":
+            torch.testing.assert_close(found.mT.cov(), y.mT.cov(), atol=0.4, rtol=0.1)
+
+    @pytest.mark.parametrize(
+        "noise",
+        [
+            Uniform((1, 2, 2)),
+            Pushed(Gaussian((1, 2, 2)), Autoregression((1, 2, 2), 4, width=4, blocks=1)),  # not a diagonal base
+        ],
+    )
+    def test_refuses_a_noise_that_does_not_go_step_by_step(self, noise):
+        with pytest.raises(InvalidValue, match="that goes one coordinate after the other is a Gaussian, .* Got "):
             Stepwise(noise, Lookback((1, 2, 2)))
+
+    @KINDS
+    def test_weights_know_the_density_of_the_draws(self, kind):
+        """E_r[p / r] is the integral of p, one, and w is what draws lack to be p's."""
+        model, _ = pixels(2, 2, kind=kind)
+        y, log_w = model.weighted(4000, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(y, model.sample(4000, generator=torch.Generator().manual_seed(0)))
+        w = log_w.exp()
+        assert float(w.mean()) == pytest.approx(1.0, abs=5 * float(w.std()) / 4000**0.5 + 1e-6)
+        assert 0 < float(w.std()) < 0.2
+
+    def test_weights_see_what_the_quadrature_does_not(self):
+        """With one node p's integral is not one: draws, whose density has no quadrature, say by how much."""
+        model, transform = pixels(1, 1)
+        rough(model.net, 40.0)
+        model.nodes = 1
+        n = 10_000
+        middle = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+        with torch.no_grad():
+            y, log_det = transform(middle.view(-1, 1, 1, 1))
+            total = float(torch.logsumexp(model(y) + log_det, 0)) - math.log(n)
+        w = model.weighted(20_000, generator=torch.Generator().manual_seed(0))[1].exp()
+        assert abs(total) > 0.05
+        assert math.log(float(w.mean())) == pytest.approx(
+            total, abs=5 * float(w.std() / w.mean()) / 20_000**0.5 + 0.005
+        )
 
 
 class TestTelescope:
@@ -283,27 +372,28 @@ class TestTelescope:
     def test_is_the_telescope_of_waymarks_written_out(self, base):
         """Waymark k has k coordinates of the data: head k at waymark k against head k at waymark k - 1."""
         model, _ = pixels(2, 3)
-        z, m, d = within(model, 5), 3, 6
+        y, m, d = within(model, 5), 3, 6
         estimator = StepwiseTelescope(model.noise, base, draws=m).double()
-        found = estimator(model, z, generator=torch.Generator().manual_seed(1))
-        noise = model.noise.sample(m * 5, generator=torch.Generator().manual_seed(1)).view(m, 5, d)
-        low, high = model.net.bounds(model.net.context(z))
+        found = estimator(model, y, generator=torch.Generator().manual_seed(1))
+        draws = torch.randn(m, 5, d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        way = model.noise.transform
+        low, high = (float(model.net.edges[0, end]) for end in (0, -1))
         at_data, log_w = torch.empty(d, 5, dtype=torch.float64), torch.empty(d, m * 5, dtype=torch.float64)
         for place in range(d):
             for draw in range(m):
-                first, second = (
-                    torch.cat([z.flatten(1)[:, :k], noise[draw][:, k:]], 1).view_as(z) for k in (place + 1, place)
+                first, second = (  # the noise goes on from the data's coordinates
+                    way.inverse(torch.cat([way(y)[0].flatten(1)[:, :k], draws[draw][:, k:]], 1).view_as(y))
+                    for k in (place + 1, place)
                 )
-                at_data[place] = model.net(first)[:, place]
-                value = model.net(second)[:, place]
-                drawn = noise[draw][:, place]
-                outside = (drawn < low[:, place]) | (drawn > high[:, place])
+                at_data[place] = heads(model, first)[:, place]
+                value, drawn = heads(model, second)[:, place], second.flatten(1)[:, place]
+                outside = (drawn < low) | (drawn > high)
                 log_w[place, draw * 5 : (draw + 1) * 5] = torch.where(outside, -torch.inf, value)
         other = type(estimator.base)(model.noise, shape=(d,), **OPTIONS[base](m)).double()
         expected = other.compare(Contrast(at_data, torch.zeros_like(at_data), log_w))
         torch.testing.assert_close(found.surrogate, expected.surrogate.sum())
         log_z = expected.info["value"] + at_data.mean(-1)
-        nll = -(at_data.sum(0) - log_z.sum() + model.noise.log_prob(z)).mean()
+        nll = -(at_data.sum(0) - log_z.sum() + model.noise.log_prob(y)).mean()
         torch.testing.assert_close(found.info["value"], nll.detach())
         torch.testing.assert_close(found.info["gap"], expected.info["gap"].max().detach())
 
@@ -324,28 +414,27 @@ class TestTelescope:
 
     @pytest.mark.parametrize("base", [MECO, NCE])
     def test_iterates_are_compared_by_the_models_own_likelihood(self, base):
-        """Against scipy's integral of every step; no draw has a say."""
-        model, _ = pixels(1, 2)
-        z = within(model, 3)
+        """Against sums over a fine grid of shades, of the noise's density times e^f; no draw has a say."""
+        model, transform = pixels(1, 2)
+        y = within(model, 3)
         estimator = StepwiseTelescope(model.noise, base, draws=1).double().eval()
+        n = 4000
+        middle = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+        fine, log_det = (part.flatten() for part in transform(middle.view(-1, 1)))
         nll = 0.0
-        for row in z:
-            for place in range(2):
-                before, found = row.flatten().tolist(), row.flatten()[place].item()
-
-                def unnormalised(value, before=before, place=place):
-                    point = torch.tensor([*before[:place], value, *[0.0] * (1 - place)], dtype=torch.float64)
-                    with torch.no_grad():
-                        head = model.net(point.view(1, 1, 1, 2))[0, place].item()
-                    return math.exp(head) * stats.norm.pdf(value)
-
-                context = model.net.context(row[None])
-                low, high = (end[0, place].item() for end in model.net.bounds(context))
-                cuts = [cut for cut in model.net.pieces(context)[:, 0, place].tolist() if low < cut < high]
-                whole = integrate.quad(unnormalised, low, high, points=cuts, limit=400)[0]
-                nll -= math.log(unnormalised(found) / whole) / 3
+        with torch.no_grad():
+            for row in y:
+                total = heads(model, row[None]).sum() + model.noise.log_prob(row[None])[0]
+                for place in range(2):
+                    points = row.flatten().repeat(n, 1)
+                    points[:, place] = fine
+                    points = points.view(-1, 1, 1, 2)
+                    z, log_slope = (part.flatten(1) for part in model.steps.all(points)(points.flatten(1)))
+                    log_q = stats.norm.logpdf(z[:, place]) + log_slope[:, place].numpy() + log_det.numpy()
+                    total -= float(special.logsumexp(heads(model, points)[:, place].numpy() + log_q)) - math.log(n)
+                nll -= float(total) / 3
         generator = torch.Generator().manual_seed(1)
-        found = estimator(model, z, generator=generator)
+        found = estimator(model, y, generator=generator)
         assert float(found.info["value"]) == pytest.approx(nll, abs=1e-3)
         assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
 
@@ -420,10 +509,10 @@ class TestImages:
     @pytest.mark.parametrize("kind", ["gaussian", "copula"])
     def test_begins_as_its_noise_where_pixels_can_be(self, kind):
         """Heads are zero: the density is the noise's, divided by its mass between black and white."""
-        where = coordinates(DIGITS, kind)
+        where = coordinates(DIGITS, kind).by_pixels()
         model = stepwise(where, DIGITS.event, width=8, blocks=1, features=8)
         z, _ = where.transform(DIGITS.test.images[:20], generator=torch.Generator().manual_seed(0))
-        context = model.net.context(z.float())
+        context = model.context(z.float())
         low, high = (bound.double().numpy() for bound in model.net.bounds(context))
         mass = np.log(stats.norm.cdf(high) - stats.norm.cdf(low)).sum(1)
         with torch.no_grad():
@@ -479,12 +568,66 @@ class TestImages:
             fit_images(DIGITS, "gaussian", Training(steps=1), bridges="pixel")
 
     def test_of_the_coordinates_of_a_flow(self):
-        """No shades there: between -12 and 12."""
-        where = coordinates(DIGITS, "flow", steps=5, couplings=(1,), width=8, blocks=1, bins=4)
+        """Of couplings no pixel comes first: it goes through their coordinates, between -12 and 12."""
+        where = coordinates(DIGITS, "flow", steps=5, couplings=(1,), width=8, blocks=1, bins=4).by_pixels()
         model = stepwise(where, DIGITS.event, width=8, blocks=1, features=8)
         z, _ = where.transform(DIGITS.test.images[:5], generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             torch.testing.assert_close(model(z.float()), where.noise.log_prob(z.float()), atol=1e-3, rtol=1e-4)
+
+
+class TestOverAFlow:
+    """An autoregressive flow goes from pixel to pixel as well: heads see the pixels, not its coordinates."""
+
+    @pytest.fixture(scope="class")
+    def where(self):
+        flow = {"couplings": "pixels", "width": 16, "blocks": 2, "features": 16, "bins": 6}
+        return coordinates(DIGITS, "flow", steps=150, batch=64, lr=3e-3, **flow)
+
+    def test_begins_as_the_flow(self, where):
+        """The density of bytes is the flow's, in its own coordinates or the pixels', but for what lies outside."""
+        near, images = where.by_pixels(), DIGITS.test.images[:50]
+        model = stepwise(near, DIGITS.event, width=16, blocks=2, features=8)
+        (z, far_det), (y, near_det) = (
+            place.transform(images, generator=torch.Generator().manual_seed(0)) for place in (where, near)
+        )
+        with torch.no_grad():
+            flow = where.noise.log_prob(z.float()) + far_det
+            found = model(y.float()) + near_det
+        torch.testing.assert_close(near.noise.log_prob(y.float()) + near_det, flow, atol=1e-2, rtol=1e-4)
+        gained = found - flow  # no mass is beyond black and white
+        assert bool((gained > -1e-2).all())
+        assert float(gained.mean()) < 8
+
+    def test_begins_with_what_the_flow_knows(self, where):
+        near = where.by_pixels()
+        model = stepwise(near, DIGITS.event, width=16, blocks=2, features=8)
+        flow, y = near.noise.transform, near.noise.sample(3, generator=torch.Generator().manual_seed(0))
+        shades = flow._shown(y, 0)
+        more = torch.cat([shades, torch.randn(3, 2, 8, 8)], 1)  # two views that the flow has not
+        with torch.no_grad():
+            torch.testing.assert_close(model.net.trunk(more), flow.trunk(shades))
+        assert all(parameter.requires_grad for parameter in model.net.parameters())
+        before = flow.trunk.first.weight.clone()
+        with torch.no_grad():
+            model.net.trunk.first.weight.add_(1)
+        assert torch.equal(flow.trunk.first.weight, before)
+        other = stepwise(near, DIGITS.event, width=12, blocks=2, features=8)  # as wide as it is told to be
+        assert other.net.width == 12
+
+    def test_is_better_than_the_flow(self, where, tmp_path):
+        few = Training(steps=150, batch=32, lr=3e-3, beta=0.1, schedule="cosine", iterate="ema")
+        found = fit_images(DIGITS, where, few, bridges="pixels", width=16, blocks=2, features=16)
+        images = DIGITS.test.images
+        bits = bits_per_dim(found, images, generator=torch.Generator().manual_seed(0))
+        noise = -found.noise_log_prob(images, generator=torch.Generator().manual_seed(0)) / 64 / math.log(2)
+        assert bits.value + 0.01 < float(noise.mean())
+        found.save(tmp_path)
+        other = Density.load(tmp_path)
+        one, two = (d.log_prob(images[:5], generator=torch.Generator().manual_seed(1)) for d in (found, other))
+        assert torch.equal(one, two)
+        drawn = other.sample(3, generator=torch.Generator().manual_seed(0))
+        assert bool(((drawn >= 0) & (drawn <= 16)).all())
 
 
 def test_points_are_not_rounded_in_mixed_precision():

@@ -20,7 +20,8 @@ from unnorm.estimators import MECO, Contrastive, Estimator, StepwiseTelescope, T
 from unnorm.iterates import VALIDATED
 from unnorm.models import Bridged, Lookback, ResNet, Seen, Stepwise, Tilted, Views
 from unnorm.names import choose, options_of
-from unnorm.noise import Copula, Gaussian, ImageFlow, Noise
+from unnorm.noise import Autoregression, Copula, Gaussian, ImageFlow, Noise, Pushed
+from unnorm.noise.autoregression import SHOWN
 from unnorm.train import fit
 from unnorm.training import Training
 
@@ -42,7 +43,7 @@ PARTS: Mapping[str, type[nn.Module]] = {"transform": Compose, "noise": Noise, "s
 FILE = "coordinates.safetensors"
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 LOGIT_VIEWS, SCORE_VIEWS = ("shade", "ends"), ("shade", "root")
-STEP_VIEWS = ("shade", "root", "ends")  # steep ones too: no chain walks there
+STEP_VIEWS = ("shade", "root", "ends")  # steep ones too: no chain walks there; the first are those of a flow
 BRIDGES = 24
 PIXELS = "pixels"  # bridges of one pixel each
 TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
@@ -64,7 +65,8 @@ class Coordinates:
         noise: as it is there.
         seen: from what a network is to see to there.
         pixels: from shades in [0, 1] to what a network is to see; `Identity` where that is not made of pixels.
-        views: of the shades, besides (`Views`); none where it sees no pixels.
+        views: of the shades, besides (`Views`); none where a network of whole images sees the coordinates as they are,
+            because the way back to pixels is none, or too long.
     """
 
     transform: Compose
@@ -86,6 +88,13 @@ class Coordinates:
         first = self.transform.transforms[0]
         assert isinstance(first, Dequantize)
         return first.levels
+
+    def by_pixels(self) -> "Coordinates":
+        """The same noise where the pixels are, for models that go from pixel to pixel; here, where there are none."""
+        if isinstance(self.pixels, Identity):
+            return self
+        way = Compose([self.transform.transforms[0], self.pixels])  # type: ignore[list-item]
+        return Coordinates(way, Pushed(self.noise, self.seen), Identity(), self.pixels)
 
     def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0, shift: int = 0) -> ImageRows:
         """Bytes as rows there, dequantised (and shifted) anew at each reading by numbers of this seed."""
@@ -161,7 +170,10 @@ def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **
     train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
     fitted = ImageFlow.fit(train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options)
     way, noise = fitted.coordinates()
-    return Coordinates(Compose([Dequantize(data.levels), way]), noise, Identity(), Identity())
+    whole = Compose([Dequantize(data.levels), way])
+    if isinstance(fitted.scores, Autoregression):  # no pixel depends on a later one
+        return Coordinates(whole, noise, fitted.scores, fitted.marginals)
+    return Coordinates(whole, noise, Identity(), Identity())
 
 
 COORDINATES: Mapping[str, Callable[..., Coordinates]] = {"gaussian": _gaussian, "copula": _copula, "flow": _flow}
@@ -206,8 +218,9 @@ def looking(where: Coordinates, event: Sequence[int], *, seed: int = 0, **option
     channels, *sides = event
     shape = (Views.channels(where.views) * channels, *sides)
     net: nn.Module = ResNet(shape, generator=torch.Generator().manual_seed(seed), **options)
-    if where.views:
-        net = Views(where.pixels, where.views, where.levels, net)
+    if not where.views:
+        return net
+    net = Views(where.pixels, where.views, where.levels, net)
     return net if isinstance(where.seen, Identity) else Seen(where.seen, net)
 
 
@@ -215,13 +228,17 @@ def stepwise(where: Coordinates, event: Sequence[int], *, seed: int = 0, **optio
     """The noise, tilted one pixel after the other: a normalised density of grey images.
 
     Args:
-        where: the coordinates it lives in.
+        where: the coordinates it lives in: those of `Coordinates.by_pixels`.
         event: the shape of one image, (1, height, width).
         seed: of the weights.
         options: of `Lookback`.
     """
-    shades: dict[str, Any] = {"levels": where.levels, "views": STEP_VIEWS} if where.views else {}
-    net = Lookback(event, where.seen, **shades, generator=torch.Generator().manual_seed(seed), **options)
+    of_shades = not isinstance(where.pixels, Identity)
+    shades: dict[str, Any] = {"levels": where.levels, "views": STEP_VIEWS} if of_shades else {}
+    net = Lookback(event, **shades, generator=torch.Generator().manual_seed(seed), **options)
+    flow = getattr(where.noise, "transform", None)
+    if isinstance(flow, Autoregression) and (flow.width, flow.blocks) == (net.width, net.blocks):
+        net.trunk.begin_as(flow.trunk, shared=SHOWN)  # what it knows of images is not learnt anew
     return Stepwise(where.noise, net.to(next(where.noise.buffers()).device).look(where.pixels))
 
 
@@ -304,6 +321,7 @@ def fit_images(
     model: Bridged | Stepwise
     estimator: Estimator
     if isinstance(bridges, str):
+        where = where.by_pixels()
         model = stepwise(where, data.event, seed=training.seed, **options).to(fabric.device)
         estimator = StepwiseTelescope(where.noise, base)
     else:

@@ -35,7 +35,7 @@ class StepwiseTelescope(Estimator):
     are no draws whose weights could mislead.
 
     Args:
-        noise: q, a standard normal.
+        noise: q, the model's.
         base: MECO (the default), NCE, ENCE or SNL: what learns each ratio.
         draws: of the noise for each data point and coordinate.
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.
@@ -95,21 +95,17 @@ class StepwiseTelescope(Estimator):
             nll = -log_density(model, x).mean()
             unsure = model.error(x[:UNSURE]).abs().mean() if isinstance(model, Stepwise) else 0.0
             return Objective(nll, {"value": nll.detach() + unsure})
-        candidates = self.noise.sample(self.n_draws * len(x), generator=generator).to(x.dtype)
-        candidates = candidates.view(self.n_draws, len(x), -1)
+        draws = torch.randn(
+            self.n_draws, len(x), x[0].numel(), dtype=x.dtype, device=x.device, generator=generator
+        )  # each coordinate's, given those before it: the noise's steps begin at standard normal numbers
         try:
-            each = model(x, candidates=candidates)  # type: ignore[call-arg]
+            heads: Any = model(x, draws=draws)  # type: ignore[call-arg]
         except TypeError as problem:
-            if "candidates" not in str(problem):
+            if "draws" not in str(problem):
                 raise
             wanted = "A StepwiseTelescope trains a Stepwise model: Stepwise(noise, Lookback(...))."
             raise InvalidValue(wanted) from None
-        if each.shape != (1 + self.n_draws, *candidates.shape[1:]):
-            raise InvalidValue(
-                f"With candidates a Stepwise model must map {tuple(x.shape)} to "
-                f"{(1 + self.n_draws, *candidates.shape[1:])}. Got {tuple(each.shape)}."
-            )
-        at_data, log_w = each[0].mT, each[1:].flatten(0, 1).mT  # (K, n) and (K, n_draws n)
+        at_data, log_w = heads.at_data.mT, heads.at_noise.flatten(0, 1).mT  # (K, n) and (K, n_draws n)
         found = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), log_w))
         log_ratio = at_data.detach().sum(0) - claimed(found, at_data).sum()
-        return of_all_bridges(found, log_ratio + self.noise.log_prob(x))
+        return of_all_bridges(found, log_ratio + heads.log_q.detach())

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from unnorm.data.affine import Identity
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.models.seen import VIEWS
 from unnorm.names import choose
 from unnorm.noise.masked import Masked, shades
+from unnorm.noise.steps import Line, Step
 from unnorm.types import check_whole, event_shape
 
 __all__ = ["Context", "Lookback"]
@@ -30,25 +30,26 @@ class Context(NamedTuple):
 
     Attributes:
         features: numbers for each, (n, P, features).
-        mean: where each is seen if the noise is at its mean, (n, P).
+        step: between each and a standard normal number, for the noise.
         places: which of the flattened coordinates these are.
     """
 
     features: Tensor
-    mean: Tensor
+    step: Step
     places: slice
 
 
 class Lookback(nn.Module):
-    """Heads f_k(z_1, ..., z_k), one for each pixel in reading order, for `Stepwise` models.
+    """Heads f_k(y_1, ..., y_k), one for each pixel in reading order, for `Stepwise` models.
 
     Masked convolutions, as PixelCNN has them (van den Oord et al. 2016), make `features` numbers of the pixels before
     the k-th, and a small network makes f_k of these and of candidates for the k-th itself. So all heads at the data are
     one pass, and a further candidate for every pixel costs only the small network. It begins at zero.
 
+    Candidates are given as the standard normal numbers z that a noise would make pixels of, by its `Step`.
+
     Args:
         event: the shape of one image, (1, height, width).
-        seen: from what the network sees to the coordinates z; a triangular affine map, as `Whiten` is.
         levels: shades of a pixel; None where coordinates are not pixels. Their places as the network sees them are
             the buffer `edges`, (pixels, levels + 1), which `look` learns: a coordinate lies between the first and the
             last.
@@ -59,18 +60,16 @@ class Lookback(nn.Module):
         generator: draws the initial weights.
 
     >>> net = Lookback((1, 4, 4), width=8, blocks=1, features=4)
-    >>> z = torch.zeros(5, 1, 4, 4)
-    >>> net(z).shape, net.heads(net.context(z), torch.zeros(3, 5, 16)).shape
+    >>> y = torch.zeros(5, 1, 4, 4)
+    >>> net(y).shape, net.heads(net.context(y), torch.zeros(3, 5, 16)).shape
     (torch.Size([5, 16]), torch.Size([3, 5, 16]))
     """
 
-    slope: Tensor
     edges: Tensor
 
     def __init__(
         self,
         event: Sequence[int],
-        seen: Transform | None = None,
         levels: int | None = None,
         views: Sequence[str] = (),
         width: int = 48,
@@ -92,77 +91,67 @@ class Lookback(nn.Module):
             raise InvalidValue("The 'views' of Lookback are of shades: it needs 'levels'.")
         for name in views:
             choose("view", name, VIEWS)
-        self.seen, self.levels, self.views = seen if seen is not None else Identity(), levels, tuple(views)
+        self.levels, self.views = levels, tuple(views)
         self.width, self.blocks, self.features = width, blocks, features
-        size = math.prod(self.event)
         shown = 1 + sum(len(VIEWS[name](torch.zeros(()), 2)) for name in self.views)
         self.trunk = Masked(shown, width, blocks)
         self.gather = nn.Linear(width + 4, features)
         self.candidate = nn.Linear(shown + 1, features)
         self.inner = nn.Linear(features, features)
         self.last = nn.Linear(features, 1, bias=False)  # constants are the business of log Z
-        self.register_buffer("slope", torch.ones(size))  # of what is seen, by the coordinate itself
-        self.register_buffer("edges", _even(size, levels))
+        self.register_buffer("edges", _even(math.prod(self.event), levels))
         with torch.no_grad():
             self.trunk.initialise(generator)
             for layer in (self.gather, self.candidate, self.inner):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
                 nn.init.zeros_(layer.bias)
             nn.init.zeros_(self.last.weight)
-        if not self.slope.is_meta:
-            self.look()
 
     @property
     def config(self) -> Mapping[str, Any]:
-        shown = {"event": list(self.event), "seen": self.seen, "levels": self.levels, "views": list(self.views)}
+        shown = {"event": list(self.event), "levels": self.levels, "views": list(self.views)}
         return {**shown, "width": self.width, "blocks": self.blocks, "features": self.features}
 
-    def look(self, pixels: Transform | None = None) -> "Lookback":
-        """Learn how coordinates and shades are seen: `pixels` goes from shades in [0, 1] to what the network sees."""
-        size, dtype = math.prod(self.event), self.slope.dtype
-        if not isinstance(self.seen, Identity):
-            unit = torch.eye(size, dtype=torch.float64, device=self.slope.device).view(size, *self.event)
-            matrix = (self.seen.inverse(unit) - self.seen.inverse(torch.zeros_like(unit[:1]))).flatten(1)
-            if not bool((matrix.tril(-1).abs() <= 1e-9 * matrix.abs().max()).all()):  # row k: what coordinate k moves
-                raise InvalidValue("The 'seen' of Lookback must be triangular: no pixel may depend on a later one.")
-            self.slope.copy_(matrix.diagonal().to(dtype))
-        if self.levels is not None and pixels is not None:
-            shades = torch.arange(self.levels + 1, dtype=torch.float64, device=self.slope.device) / self.levels
-            found = pixels(shades.view(-1, 1, 1, 1).expand(-1, *self.event).contiguous())[0]
-            self.edges.copy_(found.flatten(1).mT.to(dtype))
+    def look(self, pixels: Transform) -> "Lookback":
+        """Learn how shades are seen: `pixels` goes from shades in [0, 1] to what the network sees."""
+        if self.levels is not None:
+            even = torch.arange(self.levels + 1, dtype=torch.float64, device=self.edges.device) / self.levels
+            found = pixels(even.view(-1, 1, 1, 1).expand(-1, *self.event).contiguous())[0]
+            self.edges.copy_(found.flatten(1).mT.to(self.edges.dtype))
         return self
 
-    def forward(self, z: Tensor) -> Tensor:
-        """f_k at the coordinates themselves, (n, pixels)."""
-        return self.heads(self.context(z), z.flatten(1)[None])[0]
+    def forward(self, y: Tensor, step: Step | None = None) -> Tensor:
+        """f_k at the pixels themselves, (n, pixels); for a standard normal noise unless a step is given."""
+        context = self.context(y, step)
+        return self.heads(context, context.step(y.flatten(1)[None])[0])[0]
 
-    def context(self, z: Tensor) -> Context:
+    def context(self, y: Tensor, step: Step | None = None) -> Context:
         """Of every coordinate, in one pass."""
-        seen = self.seen.inverse(z)
-        mean = seen.flatten(1) - self.slope * z.flatten(1)
-        return self._context(seen, mean, 0, slice(0, math.prod(self.event)))
+        if step is None:
+            step = Line(torch.zeros_like(y).flatten(1), y.new_ones(y[0].numel()))
+        return self._context(y, step, 0, slice(0, y[0].numel()))
 
-    def context_at(self, z: Tensor, place: int) -> Context:
-        """Of one coordinate, of as few rows as matter to it; later coordinates of z must be zero."""
-        seen, row = self.seen.inverse(z), place // self.event[2]
+    def context_at(self, y: Tensor, step: Step, place: int) -> Context:
+        """Of one coordinate, of as few rows as matter to it; those from there on do not."""
+        row = place // self.event[2]
         top = max(0, row + 1 - self.trunk.above)
-        mean = seen.flatten(1)[:, place : place + 1]
-        return self._context(seen[:, :, top : row + 1], mean, top, slice(place, place + 1))
+        return self._context(y[:, :, top : row + 1], step, top, slice(place, place + 1))
 
     def heads(self, context: Context, z: Tensor) -> Tensor:
         """f_k at candidates (m, n, P) for the coordinates of the context."""
-        y = context.mean + self.slope[context.places] * z
+        y = context.step.inverse(z)
         shown = torch.stack([z / CALM, y, *self._shown(y, context.places)], -1)
         inner = silu(self.inner(silu(context.features + self.candidate(shown))))
         with torch.autocast(z.device.type, enabled=False):  # a sum of hundreds of heads is not for bf16
             return self.last(inner.to(z.dtype)).squeeze(-1)
 
     def bounds(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Between which numbers the coordinates lie, (n, P) each."""
+        """Between which numbers z the coordinates lie, (n, P) each."""
         if self.levels is None:
-            return torch.full_like(context.mean, -FAR), torch.full_like(context.mean, FAR)
-        edges, slope = self.edges[context.places], self.slope[context.places]
-        return (edges[:, 0] - context.mean) / slope, (edges[:, -1] - context.mean) / slope
+            like = context.features[..., 0].detach().to(self.edges.dtype)
+            return torch.full_like(like, -FAR), torch.full_like(like, FAR)
+        low, high = self._ends(context, [0, self.levels])
+        return low, high
 
     def pieces(self, context: Context) -> Tensor:
         """Ends of pieces within which e^f_k times a normal density is smooth, in order: (E, n, P).
@@ -176,23 +165,32 @@ class Lookback(nn.Module):
         parts = [low[None], found, high[None]]
         if self.levels is not None:
             near = range(self.levels) if self.levels <= FEW_LEVELS else (*CUTS, self.levels // 2)
-            kept = sorted({cut for least in near for cut in (least, self.levels - least) if 0 < cut < self.levels})
-            at = self.edges[context.places][:, kept].mT.unsqueeze(1)  # (cuts, 1, P)
-            parts.append((at - context.mean) / self.slope[context.places])
+            parts.append(
+                self._ends(
+                    context,
+                    sorted({cut for least in near for cut in (least, self.levels - least) if 0 < cut < self.levels}),
+                )
+            )
         return torch.cat(parts).clamp(low, high).sort(0).values
 
-    def _context(self, seen: Tensor, mean: Tensor, top: int, places: slice) -> Context:
+    def _ends(self, context: Context, shades: list[int]) -> Tensor:
+        """Where shades begin, as numbers z: (shades, n, P)."""
+        at = self.edges[context.places][:, shades].mT.unsqueeze(1).expand(-1, len(context.features), -1)
+        return context.step(at)[0]
+
+    def _context(self, y: Tensor, step: Step, top: int, places: slice) -> Context:
         """Of the whole, or of the last place of some rows from `top` on."""
-        n, _, height, wide = seen.shape
+        n, _, height, wide = y.shape
         rows = slice(top * wide, (top + height) * wide)
-        shown = [seen, *(part.view(seen.shape) for part in self._shown(seen.flatten(1), rows))]
-        where = self.trunk.places(self.event[1], wide, seen)[:, top : top + height]
+        shown = [y, *(part.view(y.shape) for part in self._shown(y.flatten(1), rows))]
+        where = self.trunk.places(self.event[1], wide, y)[:, top : top + height]
         x = self.trunk(torch.cat(shown, 1), where)
         picked = slice(places.start - rows.start, places.stop - rows.start)
         flat, where = (part.permute(0, 2, 3, 1).flatten(1, 2)[:, picked] for part in (x, where.expand(n, -1, -1, -1)))
-        beside = torch.stack([mean, self.slope[places].log().expand_as(mean)], -1)
+        middle = step.inverse(y.new_zeros(n, places.stop - places.start))
+        beside = torch.stack([middle, -step(middle)[1]], -1)  # where the noise would have it, and how sharply
         gathered = self.gather(torch.cat([flat, beside.to(flat), where.to(flat)], -1))
-        return Context(gathered, mean, places)
+        return Context(gathered, step, places)
 
     def _shown(self, y: Tensor, places: slice) -> list[Tensor]:
         """Views of the shades at (..., P), each of which is straight between the shade's edges."""

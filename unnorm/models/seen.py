@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.names import choose
+from unnorm.noise.masked import root
 
 __all__ = ["VIEWS", "Seen", "Views"]
 
@@ -101,9 +102,7 @@ def _shade(s: Tensor, levels: int) -> tuple[Tensor, ...]:
 
 
 def _root(s: Tensor, levels: int) -> tuple[Tensor, ...]:
-    """Beyond the first shade only: below, where the root is steep, a line."""
-    least = 1 / levels
-    return (2 * torch.where(s > least, s.clamp_min(least).sqrt(), s * least**-0.5) - 1,)
+    return (root(s, levels),)
 
 
 def _ends(s: Tensor, levels: int) -> tuple[Tensor, ...]:

@@ -11,12 +11,12 @@ from torch.nn.functional import silu
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.bends import Bend
-from unnorm.noise.masked import Masked, shades
+from unnorm.noise.masked import Masked, root, shades
 from unnorm.types import check_whole, event_shape
 
 __all__ = ["Autoregression"]
 
-SHOWN = 3  # a pixel, its shade, and from the second on the root of that
+SHOWN = 3  # a pixel, its shade, and the root of that
 
 
 class Autoregression(Transform):
@@ -94,28 +94,35 @@ class Autoregression(Transform):
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         y = x.to(self.last.weight.dtype)
-        features = self.trunk(self._shown(y, 0)).permute(0, 2, 3, 1).flatten(1, 2)
-        z, log_slope = self._bend(features, y.dtype)(y.flatten(1))
+        z, log_slope = self.bends(y)(y.flatten(1))
         return z.view_as(y), log_slope.sum(1)
 
     def inverse(self, z: Tensor) -> Tensor:
         z = z.to(self.last.weight.dtype)
-        _, height, wide = self.event
-        where = self.trunk.places(height, wide, z)
         y, flat = torch.zeros_like(z), z.flatten(1)
         for place in range(flat.shape[1]):
-            row, column = divmod(place, wide)
-            top = max(0, row + 1 - self.trunk.above)
-            seen = self._shown(y[:, :, top : row + 1], top)
-            features = self.trunk(seen, where[:, top : row + 1])[:, :, -1, column]
-            y[:, 0, row, column] = self._bend(features, y.dtype).inverse(flat[:, place])
+            y.view(len(y), -1)[:, place] = self.bend_at(y, place).inverse(flat[:, place : place + 1])[:, 0]
         return y
+
+    def bends(self, y: Tensor) -> Bend:
+        """Of all pixels, (n, P), in one pass."""
+        features = self.trunk(self._shown(y, 0)).permute(0, 2, 3, 1).flatten(1, 2)
+        return self._bend(features, y.dtype)
+
+    def bend_at(self, y: Tensor, place: int) -> Bend:
+        """Of one pixel, (n, 1), by as few rows as matter to it; those from there on do not."""
+        _, height, wide = self.event
+        row, column = divmod(place, wide)
+        top = max(0, row + 1 - self.trunk.above)
+        where = self.trunk.places(height, wide, y)[:, top : row + 1]
+        features = self.trunk(self._shown(y[:, :, top : row + 1], top), where)[:, :, -1:, column].mT
+        return self._bend(features, y.dtype)
 
     def _shown(self, y: Tensor, top: int) -> Tensor:
         """Rows of images from `top` on, as the network sees them."""
         places = slice(top * self.event[2], top * self.event[2] + y[0].numel())
         shade = shades(y.flatten(1), self.edges[places].to(y.dtype)).view_as(y)
-        return torch.cat([y, 2 * shade - 1, 2 * shade.clamp_min(1 / self.levels).sqrt() - 1], 1)
+        return torch.cat([y, 2 * shade - 1, root(shade, self.levels)], 1)
 
     def _bend(self, features: Tensor, dtype: torch.dtype) -> Bend:
         return Bend.of(self.last(silu(self.gather(features))).to(dtype), self.bins)

@@ -19,6 +19,8 @@ WIDEST = 6.0  # log of the scale, at most
 class Bend(NamedTuple):
     """z = s((x + shift) e^log_scale), s a rational-quadratic spline (Durkan et al. 2019) through the knots.
 
+    Of values (..., n, P), several for each bend.
+
     Attributes:
         shift, log_scale: (...).
         x, z, slopes: at the knots, (..., bins + 1), from -6 to 6.
@@ -65,5 +67,6 @@ class Bend(NamedTuple):
 
     def _piece(self, knots: Tensor, value: Tensor) -> Piece:
         place = (value[..., None] >= knots[..., 1:-1]).sum(-1, keepdim=True)
-        ends = [part.gather(-1, at)[..., 0] for part in (self.x, self.z, self.slopes) for at in (place, place + 1)]
+        parts = (part.expand(*value.shape, -1) for part in (self.x, self.z, self.slopes))
+        ends = [part.gather(-1, at)[..., 0] for part in parts for at in (place, place + 1)]
         return Piece(*ends)

@@ -12,7 +12,7 @@ from unnorm.data.rows import RowSource, moments
 from unnorm.data.transforms import Compose, Transform, Transformed
 from unnorm.errors import InvalidValue, ShrinkageWarning
 from unnorm.names import choose
-from unnorm.noise.base import Noise
+from unnorm.noise.base import Noise, event_of
 from unnorm.noise.gaussian import Gaussian, correlation, shrunk
 
 __all__ = ["Copula", "Pushed"]
@@ -40,6 +40,11 @@ class Pushed(Noise):
         if not isinstance(transform, Transform):
             raise InvalidValue(f"The 'transform' of Pushed must be a transform. Got {type(transform).__name__}.")
         self.base, self.transform = base, transform
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        """The shape of one draw, which no transform changes."""
+        return event_of(self.base)
 
     @property
     def config(self) -> Mapping[str, Any]:

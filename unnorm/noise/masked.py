@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, silu
 
-__all__ = ["Masked", "shades"]
+__all__ = ["Masked", "root", "shades"]
 
 ABOVE = 5  # rows that the first layer sees
 APART = (1, 2, 4)  # pixels between those that a block sees, block by block: what is far matters to a digit
@@ -49,6 +49,15 @@ class Masked(nn.Module):
         for module in self.modules():
             if isinstance(module, _Block):
                 nn.init.zeros_(module.second.weight)
+
+    @torch.no_grad()
+    def begin_as(self, other: "Masked", shared: int) -> None:
+        """Take over the weights of one as wide and as deep, of which the first `shared` channels are the same."""
+        here, there = self.first.weight, other.first.weight
+        here.zero_()
+        here[:, :shared], here[:, -PLACES:] = there[:, :shared], there[:, -PLACES:]
+        self.first.bias.copy_(other.first.bias)  # type: ignore[union-attr, arg-type]
+        self.stages.load_state_dict(other.stages.state_dict())
 
     @staticmethod
     def places(height: int, width: int, like: Tensor) -> Tensor:
@@ -99,3 +108,13 @@ def shades(y: Tensor, edges: Tensor) -> Tensor:
     low, high = edges.gather(1, cell), edges.gather(1, cell + 1)
     shade = (cell + ((flat - low) / (high - low)).clamp(0, 1)) / (edges.shape[1] - 1)
     return shade.view(column.shape).movedim(0, -1)
+
+
+def root(shade: Tensor, levels: int) -> Tensor:
+    """2 sqrt(s) - 1 beyond the first shade, where dark shades are farther apart; below, where that is steep, a line.
+
+    >>> root(torch.tensor([0.0, 0.125, 0.25, 1.0]), 4)
+    tensor([-1.0000, -0.5000,  0.0000,  1.0000])
+    """
+    least = 1 / levels
+    return 2 * torch.where(shade > least, shade.clamp_min(least).sqrt(), shade * least**-0.5) - 1

@@ -89,6 +89,11 @@ class Problem:
             self._where[kind] = found.to(self.fabric.device)
         return self._where[kind]
 
+    def where_of(self, row: Row) -> Coordinates:
+        """The coordinates of a row: those of its noise, or where the pixels are, if it goes from pixel to pixel."""
+        where = self.where(row.noise)
+        return where.by_pixels() if METHODS[row.method].way == "pixels" else where
+
     def training_noise(self, noise: str) -> Noise:
         """What a run without bridges draws from, in the Gaussian's coordinates."""
         where = self.where(noise)
@@ -111,7 +116,7 @@ class Problem:
         The paper's log p~ is the network alone. Of a network that grows in some direction that has no integral; with
         the Gaussian beneath it every model here has one.
         """
-        where, net, way = self.where(row.noise), dict(self.size.net), METHODS[row.method].way
+        where, net, way = self.where_of(row), dict(self.size.net), METHODS[row.method].way
         if way == "pixels":
             return stepwise(where, self.data.event, seed=seed, **self.size.lookback).to(self.fabric.device)
         if way == "waymarks":
@@ -119,7 +124,7 @@ class Problem:
             return fast(bridged(where, self.data.event, bridges, seed=seed, **net), self.fabric.device)
         return fast(Tilted(where.noise, looking(where, self.data.event, seed=seed, **net)), self.fabric.device)
 
-    def held_out(self, noise: str, n: int) -> Tensor:
-        """Validation images in the coordinates of a noise, on the device."""
-        rows = self.where(noise).rows(self.data.validation.images[:n], self.fabric.device, seed=2)
+    def held_out(self, row: Row, n: int) -> Tensor:
+        """Validation images in the coordinates of a row, on the device."""
+        rows = self.where_of(row).rows(self.data.validation.images[:n], self.fabric.device, seed=2)
         return rows[torch.arange(len(rows))]

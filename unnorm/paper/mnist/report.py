@@ -15,7 +15,8 @@ LEGEND = (
     "Bits per dimension on the test images, mean and deviation over the seeds; smaller is better. Below it stand the "
     "least and the greatest that both sides of log Z allow: chains from the noise make a likelihood look better than "
     "it is, chains from held-out images worse. Rows pixel by pixel are normalised step by step, without chains: their "
-    f"sides are the error of the quadrature. A number whose sides are more than {APART} apart is not claimed. "
+    "sides are the error of the quadrature, or those of draws weighted by the density they come from, whichever are "
+    f"wider. A number whose sides are more than {APART} apart is not claimed. "
     "'Paper' is its Table 5, where every method has the third noise, the training images + Gaussian; 'TRE' is Rhodes, "
     "Xu, Gutmann 2020."
 )
@@ -187,10 +188,16 @@ def _convergence(results: Results) -> Grid:
                 for value in sides
             ]
             time = Entry(f"{one['seconds']:.1f}", one["seconds"])
-            fine = Entry(f"{one['betas']:,}", one["betas"]) if "betas" in one else Entry(f"{one['nodes']} nodes")
+            fine = Entry(f"{one['betas']:,}", one["betas"]) if "betas" in one else Entry(_fineness(one))
             rows.append([label(line.row.title), fine, *shown, time])
     head = ["Row (first seed)", "Temperatures", "From the noise", "Joined", "From images", "Seconds"]
-    return Grid("log Z, nats, by the number of temperatures, or of nodes in each piece of a quadrature", head, rows)
+    return Grid(
+        "log Z, nats, by the number of temperatures, of nodes of a quadrature, or of weighted draws", head, rows
+    )
+
+
+def _fineness(side: Run) -> str:
+    return f"{side['nodes']} nodes" if "nodes" in side else f"{side['draws']} draws"
 
 
 def _told(results: Results) -> Grid:

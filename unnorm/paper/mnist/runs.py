@@ -32,12 +32,12 @@ from unnorm.train import fit
 from unnorm.training import Training
 from unnorm.types import History
 
-__all__ = ["bits_of_noise", "forget", "outcome", "spacing", "step_seconds"]
+__all__ = ["bits_of_noise", "forget", "learnt", "outcome", "spacing", "step_seconds"]
 
 LEAST_BRIDGES = 2
 EACH, TIMES = 20, 4  # steps in each part of a trial of the step's time, the first of which does not count
 POINTS = 60  # of a curve
-LOOKS = 20  # at validation images
+LOOKS, FEW_LOOKS = 20, 8  # at validation images; where each costs a quadrature for every pixel
 MEMORISED = 20  # samples that are shown beside their nearest training images
 LOST_STEPS = 200  # of chains on a model to which no path leads
 
@@ -66,7 +66,7 @@ def spacing(problem: Problem, noise: str) -> dict[str, Any]:
             warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
             _fit(problem, row, model, estimator, size.trial, 0, None)
         with torch.no_grad():
-            gaps = estimator.gaps(model, problem.held_out(noise, size.judged), generator=_own(problem, 4)).tolist()
+            gaps = estimator.gaps(model, problem.held_out(row, size.judged), generator=_own(problem, 4)).tolist()
         trials.append({"alphas": alphas, "gaps": gaps})
         alphas = respaced(alphas, gaps, size.wanted, LEAST_BRIDGES)
     return {"alphas": alphas, "trials": trials, "seconds": time.perf_counter() - began}
@@ -90,13 +90,9 @@ def outcome(
 
     A run that was killed while training goes on from its checkpoint. Sheets of samples are written into the folder.
     """
-    model = problem.model(row, len(alphas) - 1, seed)
-    kept = folder / f"run-{row.name}-{seed}"
     facts: dict[str, Any] = {"bridges": _bridges(problem, row, alphas), "steps": steps}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HealthWarning)  # the history has them
-            history = _fit(problem, row, model, _estimator(problem, row, alphas), steps, seed, kept)
+        model, history = learnt(problem, row, seed, steps, alphas, folder / f"run-{row.name}-{seed}")
     except NonFiniteObjective as problem_found:
         return facts | {"status": "diverged", "why": str(problem_found)}
     facts |= {
@@ -111,7 +107,7 @@ def outcome(
         found, chains = _normalised(problem, row, model, seed, more)
     facts |= found
     name = f"samples-{row.name}-{seed}.png"
-    images = problem.where(row.noise).transform.inverse(chains.double()).cpu()
+    images = problem.where_of(row).transform.inverse(chains.double()).cpu()
     sheet(folder / name, images[:100], levels=problem.data.levels)
     facts |= {"sheet": name, **judge.verdict(images)._asdict()}
     near = nearest(images, problem.data.train.images, problem.data.levels)
@@ -121,6 +117,16 @@ def outcome(
         facts["nearest_sheet"] = f"nearest-{row.name}.png"
     facts["nearest"] = float(near.distance.median())
     return facts
+
+
+def learnt(
+    problem: Problem, row: Row, seed: int, steps: int, alphas: Sequence[float], folder: Path | None = None
+) -> tuple[nn.Module, History]:
+    """A model that was trained as the study does, and its training."""
+    model = problem.model(row, len(alphas) - 1, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HealthWarning)  # the history has them
+        return model, _fit(problem, row, model, _estimator(problem, row, alphas), steps, seed, folder)
 
 
 def forget(folder: Path, row: Row, seed: int) -> None:
@@ -139,9 +145,9 @@ def _bridges(problem: Problem, row: Row, alphas: Sequence[float]) -> int:
 def _estimator(problem: Problem, row: Row, alphas: Sequence[float]) -> Estimator:
     method = METHODS[row.method]
     if method.way == "pixels":
-        return StepwiseTelescope(problem.where(row.noise).noise, method.estimator, draws=problem.size.draws)
+        return StepwiseTelescope(problem.where_of(row).noise, method.estimator, draws=problem.size.draws)
     if method.way == "waymarks":
-        return Telescope(problem.where(row.noise).noise, alphas, method.estimator)
+        return Telescope(problem.where_of(row).noise, alphas, method.estimator)
     n_noise, make = problem.size.n_noise, method.estimator
     options: Any = {"n_noise": n_noise} if make is MECO else {"nu": n_noise / problem.size.batch}
     return make(problem.training_noise(row.noise), **options)
@@ -155,13 +161,14 @@ def _fit(
     steps: int,
     seed: int,
     folder: Path | None,
-    looks: int = LOOKS,
+    looks: int | None = None,
 ) -> History:
     method = METHODS[row.method]
+    looks = looks or (FEW_LOOKS if method.way == "pixels" else LOOKS)
     training = Training(
         steps=steps,
         batch=problem.size.few if method.way == "pixels" else problem.size.batch,
-        lr=problem.size.waymark_lr if method.way == "waymarks" else method.lr,
+        lr={"direct": method.lr, "waymarks": problem.size.waymark_lr, "pixels": problem.size.pixel_lr}[method.way],
         beta=method.beta,
         optimizer=method.optimizer,
         schedule="cosine",
@@ -171,7 +178,7 @@ def _fit(
         checkpoint_every=2000,
         seed=seed,
     )
-    size, where = problem.size, problem.where(row.noise)
+    size, where = problem.size, problem.where_of(row)
     rows = where.rows(problem.data.train.images, problem.fabric.device, seed, size.shift)
     resume = folder is not None and (folder / "checkpoint.safetensors").exists()
     return fit(
@@ -179,7 +186,7 @@ def _fit(
         estimator,
         rows,
         training,
-        validation=problem.held_out(row.noise, size.judged),
+        validation=problem.held_out(row, size.judged),
         fabric=problem.fabric,
         folder=folder,
         resume=resume,
@@ -211,14 +218,14 @@ def _own(problem: Problem, seed: int) -> torch.Generator:
 
 def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: bool) -> tuple[dict[str, Any], Tensor]:
     """Bits per dimension with both sides of log Z, and chains that ended at the model."""
-    size, where = problem.size, problem.where(row.noise)
+    size, where = problem.size, problem.where_of(row)
     generator, began = _own(problem, 1000 + seed), time.perf_counter()
     path = usual_path(model, where.noise)
     try:
         with frozen(model) as target, torch.no_grad():
             schedule = plan(target, where.noise, path=path, n_chains=size.pilot, most=size.stages, generator=generator)
         piloted = time.perf_counter() - began
-        held_out, sides = problem.held_out(row.noise, size.chains), []
+        held_out, sides = problem.held_out(row, size.chains), []
         for n in size.betas if more else size.betas[-1:]:
             forward, found = _sides(model, problem, row, schedule.spread(n), held_out, generator)
             sides.append(found)
@@ -238,32 +245,50 @@ def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: b
 
 
 def _by_steps(problem: Problem, row: Row, model: Stepwise, seed: int, more: bool) -> tuple[dict[str, Any], Tensor]:
-    """Bits per dimension of a model that is normalised step by step, what its quadrature does not know, and samples.
+    """Bits per dimension of a model that is normalised step by step, with two sides for its log Z, and samples.
 
-    The sides are those of the quadrature's error, by images of the validation set.
+    log Z = 0 is doubted in two ways: by the quadrature's error at validation images, and by weighted draws. What is
+    claimed holds both.
     """
     size, nats = problem.size, problem.dims * math.log(2)
-    held_out, sides = problem.held_out(row.noise, size.chains), list[dict[str, Any]]()
+    held_out, sides = problem.held_out(row, size.chains), list[dict[str, Any]]()
     for nodes in size.nodes if more else size.nodes[-1:]:
         began = time.perf_counter()
         error = float(model.error(held_out, nodes).double().abs().mean())
         seconds = time.perf_counter() - began
         sides.append({"nodes": nodes, "lower": -error, "joined": 0.0, "upper": error, "seconds": seconds})
     model.nodes, began = size.nodes[-1], time.perf_counter()
-    scored = _scored(problem, model, problem.where(row.noise).transform)
+    scored = _scored(problem, model, problem.where_of(row).transform)
     facts: dict[str, Any] = {"status": "ok", "se": scored.stderr, "raw_bits": scored.value, "sides": sides}
-    facts |= {side: scored.value + sides[-1][side] / nats for side in ("lower", "joined", "upper")}
+    facts["scored_seconds"], began = time.perf_counter() - began, time.perf_counter()
+    samples, log_w = model.weighted(size.chains, generator=_own(problem, 1000 + seed))
+    facts["sampled_seconds"] = time.perf_counter() - began
+    sides.append({"draws": len(log_w), **_drawn(log_w), "seconds": facts["sampled_seconds"]})
+    low, high = (pick(one[side] for one in sides[-2:]) for side, pick in (("lower", min), ("upper", max)))
+    facts |= {side: scored.value + log_z / nats for side, log_z in (("lower", low), ("joined", 0.0), ("upper", high))}
     if not math.isfinite(facts["upper"]):
         facts |= {"status": "diverged", "why": "Test images have no density."}
-    facts["scored_seconds"], began = time.perf_counter() - began, time.perf_counter()
-    samples = model.sample(size.chains, generator=_own(problem, 1000 + seed))
-    return facts | {"sampled_seconds": time.perf_counter() - began}, samples
+    return facts, samples
+
+
+def _drawn(log_w: Tensor) -> dict[str, float]:
+    """Both sides of log Z by log p - log r of draws from r: r's mean of it is below, p's, by weights, is above.
+
+    >>> _drawn(torch.zeros(4, dtype=torch.float64))["upper"]
+    0.0
+    """
+    share, n = torch.softmax(log_w, 0), len(log_w)
+    joined = torch.logsumexp(log_w, 0) - math.log(n)
+    ess = 1 / share.square().sum()
+    found = {"lower": log_w.mean(), "joined": joined, "upper": (share * log_w).sum(), "joined_ess": ess}
+    found["joined_stderr"] = ((n / ess - 1).clamp_min(0) / (n - 1)).sqrt()
+    return {name: float(value) for name, value in found.items()}
 
 
 def _sides(
     model: nn.Module, problem: Problem, row: Row, schedule: Schedule, held_out: Tensor, generator: torch.Generator
 ) -> tuple[Annealing, dict[str, Any]]:
-    size, noise = problem.size, problem.where(row.noise).noise
+    size, noise = problem.size, problem.where_of(row).noise
     began = time.perf_counter()
     forward = ais(model, noise, n_chains=size.chains, schedule=schedule, generator=generator)
     found = bracket(

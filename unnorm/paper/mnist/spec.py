@@ -19,7 +19,7 @@ class Method:
         optimizer: by its name in `optim.OPTIMIZERS`.
         way: from the noise to the data: "direct", over "waymarks" in between, or by "pixels", one after the other.
         noises: it is run with.
-        lr, beta: of the optimizer; over waymarks the size says the rate.
+        lr, beta: of the optimizer; with bridges the size says the rate.
         paper: the paper's bits per dimension and their deviation; its noise is the third of the paper's three.
         published: bits per dimension of TRE (Rhodes, Xu, Gutmann 2020) by noise, as its paper has them.
     """
@@ -108,6 +108,7 @@ class Size:
         seeds: of every row.
         net: of the `ResNet`.
         waymark_lr, gain: of rows that go over waymarks, and of their heads (`ResNet`).
+        pixel_lr: of rows that go pixel by pixel.
         lookback: of the `Lookback`, of rows that go pixel by pixel.
         batch: images in a step; of bridges, at each waymark.
         few: images in a step that goes pixel by pixel.
@@ -158,6 +159,7 @@ class Size:
     test: int | None = None
     precision: str = "32"
     waymark_lr: float = 1e-3
+    pixel_lr: float = 3e-3
     gain: float = 1.0
     first_seed: int = 0
 
