@@ -46,10 +46,19 @@ class TestStudy:
         assert "numbers mean nothing" in output
 
     def test_bits_are_the_raw_ones_and_log_z(self, whole):
+        """Pixel by pixel log Z is zero, and its sides are the wider of the quadrature's and the draws'."""
         for run in read(whole[0]).runs:
-            for side in ("lower", "joined", "upper"):
-                expected = run["raw_bits"] + run["sides"][-1][side] / 64 / math.log(2)
-                assert run[side] == pytest.approx(expected, abs=1e-9)
+            last, pixels = run["sides"][-1], METHODS[run["method"]].way == "pixels"
+            sides = {name: last[name] for name in ("lower", "joined", "upper")}
+            if pixels:
+                nodes = run["sides"][-2]
+                assert (nodes["nodes"], last["draws"]) == (SIZES["smoke"].nodes[-1], SIZES["smoke"].chains)
+                assert last["lower"] <= last["joined"] <= last["upper"]
+                assert abs(last["joined"]) < 5 * last["joined_stderr"] + nodes["upper"] + 1e-3
+                sides = {"joined": 0.0}
+                sides |= {"lower": min(nodes["lower"], last["lower"]), "upper": max(nodes["upper"], last["upper"])}
+            for side, log_z in sides.items():
+                assert run[side] == pytest.approx(run["raw_bits"] + log_z / 64 / math.log(2), abs=1e-9)
 
     def test_a_moment_of_training_leaves_nearly_the_noise(self, whole):
         """An oracle for all the book-keeping: heads begin at zero, and thirty steps change little."""
@@ -63,7 +72,7 @@ class TestStudy:
     def test_temperatures_of_the_first_seed_show_convergence(self, whole):
         for run in read(whole[0]).runs:
             kind = "nodes" if METHODS[run["method"]].way == "pixels" else "betas"
-            assert [side[kind] for side in run["sides"]] == list(getattr(SIZES["smoke"], kind))
+            assert [side[kind] for side in run["sides"] if kind in side] == list(getattr(SIZES["smoke"], kind))
 
     def test_sheets_are_pictures_of_samples(self, whole):
         folder, _ = whole
@@ -312,8 +321,18 @@ class TestProblem:
     def test_without_bridges_the_gaussian_is_beneath(self, tmp_path):
         problem = self.problem(tmp_path)
         model = problem.model(Row("meco", "empirical"), 1, 0)
-        z = problem.held_out("empirical", 7)
+        z = problem.held_out(Row("meco", "empirical"), 7)
         torch.testing.assert_close(model(z), problem.where("gaussian").noise.log_prob(z))
+
+
+def test_both_sides_of_log_z_by_weighted_draws():
+    """log w ~ N(m, s^2) under r: below by m, above by m + s^2, and log E[w] = m + s^2 / 2 between them."""
+    m, s, n = -0.3, 0.5, 200_000
+    found = mnist_runs._drawn(m + s * torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    assert found["lower"] == pytest.approx(m, abs=5 * s / n**0.5)
+    assert found["joined"] == pytest.approx(m + s**2 / 2, abs=5 * found["joined_stderr"])
+    assert found["upper"] == pytest.approx(m + s**2, abs=0.02)
+    assert found["joined_stderr"] == pytest.approx((math.exp(s**2) - 1) ** 0.5 / n**0.5, rel=0.05)
 
 
 class Fixed(torch.nn.Module):

@@ -82,6 +82,12 @@ def replaced(model, y, place, z):
     return found
 
 
+def off_centre():
+    noise = Gaussian((1, 2, 2), "diagonal")
+    noise.loc[1] = 0.5
+    return noise
+
+
 KINDS = pytest.mark.parametrize("kind", ["line", "bend"])
 
 
@@ -272,6 +278,19 @@ class TestStepwise:
         assert stats.chisquare(found.numpy(), (expected / expected.sum() * n).numpy()).pvalue > 1e-3
         assert float(p.max()) > 10 / bins  # most of it in few bins
 
+    def test_no_draws_are_refused(self):
+        with pytest.raises(InvalidValue, match="number of draws must be at least 1. Got 0"):
+            within(pixels(1, 2)[0], 0)
+
+    @KINDS
+    def test_log_p_is_the_noise_and_the_tilt(self, kind):
+        model, _ = pixels(2, 2, kind=kind)
+        y = within(model, 5)
+        with torch.no_grad():
+            log_q = model.noise.log_prob(y)
+            torch.testing.assert_close(model(y), log_q + model.tilt(y))
+            torch.testing.assert_close(model(y, draws=torch.zeros(1, 5, 4, dtype=y.dtype)).log_q, log_q)
+
     def test_many_draws_go_in_parts(self, monkeypatch):
         model, _ = pixels(1, 2)
         monkeypatch.setattr("unnorm.models.stepwise.DRAWN", 4)
@@ -333,7 +352,7 @@ class TestStepwise:
         "noise",
         [
             Uniform((1, 2, 2)),
-            Pushed(Gaussian((1, 2, 2)), Autoregression((1, 2, 2), 4, width=4, blocks=1)),  # not a diagonal base
+            Pushed(off_centre(), Autoregression((1, 2, 2), 4, width=4, blocks=1)),
         ],
     )
     def test_refuses_a_noise_that_does_not_go_step_by_step(self, noise):
@@ -368,10 +387,11 @@ class TestStepwise:
 
 
 class TestTelescope:
+    @KINDS
     @pytest.mark.parametrize("base", [MECO, NCE, ENCE, SNL])
-    def test_is_the_telescope_of_waymarks_written_out(self, base):
+    def test_is_the_telescope_of_waymarks_written_out(self, base, kind):
         """Waymark k has k coordinates of the data: head k at waymark k against head k at waymark k - 1."""
-        model, _ = pixels(2, 3)
+        model, _ = pixels(2, 3, kind=kind)
         y, m, d = within(model, 5), 3, 6
         estimator = StepwiseTelescope(model.noise, base, draws=m).double()
         found = estimator(model, y, generator=torch.Generator().manual_seed(1))
@@ -576,13 +596,14 @@ class TestImages:
             torch.testing.assert_close(model(z.float()), where.noise.log_prob(z.float()), atol=1e-3, rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def where():
+    flow = {"couplings": "pixels", "width": 16, "blocks": 2, "features": 16, "bins": 6}
+    return coordinates(DIGITS, "flow", steps=150, batch=64, lr=3e-3, **flow)
+
+
 class TestOverAFlow:
     """An autoregressive flow goes from pixel to pixel as well: heads see the pixels, not its coordinates."""
-
-    @pytest.fixture(scope="class")
-    def where(self):
-        flow = {"couplings": "pixels", "width": 16, "blocks": 2, "features": 16, "bins": 6}
-        return coordinates(DIGITS, "flow", steps=150, batch=64, lr=3e-3, **flow)
 
     def test_begins_as_the_flow(self, where):
         """The density of bytes is the flow's, in its own coordinates or the pixels', but for what lies outside."""
@@ -603,17 +624,25 @@ class TestOverAFlow:
         near = where.by_pixels()
         model = stepwise(near, DIGITS.event, width=16, blocks=2, features=8)
         flow, y = near.noise.transform, near.noise.sample(3, generator=torch.Generator().manual_seed(0))
-        shades = flow._shown(y, 0)
-        more = torch.cat([shades, torch.randn(3, 2, 8, 8)], 1)  # two views that the flow has not
         with torch.no_grad():
-            torch.testing.assert_close(model.net.trunk(more), flow.trunk(shades))
+            shown = torch.cat([y, *(part.view_as(y) for part in model.net._shown(y.flatten(1), slice(0, 64)))], 1)
+            torch.testing.assert_close(shown[:, :3], flow._shown(y, 0))
+            torch.testing.assert_close(model.net.trunk(shown), flow.trunk(flow._shown(y, 0)))
         assert all(parameter.requires_grad for parameter in model.net.parameters())
+        assert not any(parameter.requires_grad for parameter in model.noise.parameters())
         before = flow.trunk.first.weight.clone()
         with torch.no_grad():
             model.net.trunk.first.weight.add_(1)
         assert torch.equal(flow.trunk.first.weight, before)
         other = stepwise(near, DIGITS.event, width=12, blocks=2, features=8)  # as wide as it is told to be
         assert other.net.width == 12
+
+    def test_pixels_are_asked_for(self, where):
+        for raw in (where, coordinates(DIGITS, "copula")):
+            with pytest.raises(InvalidValue, match="must be where the pixels are: Coordinates.by_pixels"):
+                stepwise(raw, DIGITS.event)
+        near = where.by_pixels()
+        assert near.by_pixels() is near
 
     def test_is_better_than_the_flow(self, where, tmp_path):
         few = Training(steps=150, batch=32, lr=3e-3, beta=0.1, schedule="cosine", iterate="ema")
@@ -626,6 +655,7 @@ class TestOverAFlow:
         other = Density.load(tmp_path)
         one, two = (d.log_prob(images[:5], generator=torch.Generator().manual_seed(1)) for d in (found, other))
         assert torch.equal(one, two)
+        assert not any(parameter.requires_grad for parameter in other.noise.parameters())
         drawn = other.sample(3, generator=torch.Generator().manual_seed(0))
         assert bool(((drawn >= 0) & (drawn <= 16)).all())
 

@@ -41,6 +41,7 @@ __all__ = [
 T = TypeVar("T", bound=Tilted)
 PARTS: Mapping[str, type[nn.Module]] = {"transform": Compose, "noise": Noise, "seen": Transform, "pixels": Transform}
 FILE = "coordinates.safetensors"
+VERSION = 2  # of what the numbers in it mean
 ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 LOGIT_VIEWS, SCORE_VIEWS = ("shade", "ends"), ("shade", "root")
 STEP_VIEWS = ("shade", "root", "ends")  # steep ones too: no chain walks there; the first are those of a flow
@@ -58,7 +59,7 @@ JUDGED, FEW_JUDGED = (
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where the noise of a set of images is a standard normal, and how a network looks at these places.
+    """Where the noise of a set of images is a standard normal, or `by_pixels`, and how a network looks at these places.
 
     Attributes:
         transform: from bytes to there; it begins with `Dequantize`.
@@ -90,8 +91,8 @@ class Coordinates:
         return first.levels
 
     def by_pixels(self) -> "Coordinates":
-        """The same noise where the pixels are, for models that go from pixel to pixel; here, where there are none."""
-        if isinstance(self.pixels, Identity):
+        """The same noise where a network sees the pixels, for models that go from one to the next."""
+        if isinstance(self.seen, Identity):
             return self
         way = Compose([self.transform.transforms[0], self.pixels])  # type: ignore[list-item]
         return Coordinates(way, Pushed(self.noise, self.seen), Identity(), self.pixels)
@@ -102,7 +103,8 @@ class Coordinates:
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write them to a file, with what they are of."""
-        write_modules(path, {name: getattr(self, name) for name in PARTS}, {"about": about, "views": self.views})
+        note = {"about": about, "views": self.views, "version": VERSION}
+        write_modules(path, {name: getattr(self, name) for name in PARTS}, note)
 
     @classmethod
     def load(cls, path: Path, about: Mapping[str, Any]) -> "Coordinates | None":
@@ -110,7 +112,8 @@ class Coordinates:
         if not path.exists():
             return None
         parts, note = read_modules(path, PARTS)
-        return cls(**parts, views=tuple(note.get("views", ()))) if note.get("about") == about else None
+        same = (note.get("about"), note.get("version")) == (about, VERSION)
+        return cls(**parts, views=tuple(note.get("views", ()))) if same else None
 
 
 def coordinates(
@@ -233,6 +236,8 @@ def stepwise(where: Coordinates, event: Sequence[int], *, seed: int = 0, **optio
         seed: of the weights.
         options: of `Lookback`.
     """
+    if not isinstance(where.seen, Identity):
+        raise InvalidValue("The 'where' of stepwise must be where the pixels are: Coordinates.by_pixels().")
     of_shades = not isinstance(where.pixels, Identity)
     shades: dict[str, Any] = {"levels": where.levels, "views": STEP_VIEWS} if of_shades else {}
     net = Lookback(event, **shades, generator=torch.Generator().manual_seed(seed), **options)

@@ -35,7 +35,7 @@ class StepwiseTelescope(Estimator):
     are no draws whose weights could mislead.
 
     Args:
-        noise: q, the model's.
+        noise: q, the model's, whose own steps the draws go through.
         base: MECO (the default), NCE, ENCE or SNL: what learns each ratio.
         draws: of the noise for each data point and coordinate.
         options: of the base. MECO is `centred` unless told otherwise: heads know nothing of their constants.

@@ -45,9 +45,9 @@ class Stepwise(Tilted):
     """log p(y) = log q(y) + sum over k of [f_k(y_1..y_k) - log Z_k(y_1..y_{k-1})], q a noise of `Steps`.
 
     Z_k is the expectation of e^f_k under q(y_k | y_1..y_{k-1}): one dimension, that of the standard normal number z_k
-    that q makes y_k of, by Gauss-Legendre quadrature on pieces where it is smooth (`Lookback.pieces`). So p integrates
-    to one whatever the heads are, up to the error of the quadrature, which `error` estimates, and samples need no
-    chains. Mass much narrower than a piece over `nodes` can hide from it.
+    that q makes y_k of, by Gauss-Legendre quadrature on pieces (`Lookback.pieces`). So p integrates to one whatever the
+    heads are, up to the error of the quadrature, which `error` estimates and `weighted` draws check, and samples need
+    no chains. Mass much narrower than a piece over `nodes` can hide from it.
 
     Args:
         noise: q, which goes one coordinate after the other: a Gaussian, one pushed through a triangular affine map, or
@@ -86,20 +86,20 @@ class Stepwise(Tilted):
         Where no coordinate can be, a head is minus infinity.
         """
         if draws is None:
-            return super().forward(x)
+            return self._in_parts(x, with_noise=True)
         context = self.context(x)
         low, high = self.net.bounds(context)
         z, log_slope = context.step(x.flatten(1))
         each = self.net.heads(context, torch.cat([z[None], draws]))
         at_noise = torch.where((draws >= low) & (draws <= high), each[1:], -torch.inf)
-        return Heads(each[0], at_noise, (log_slope - z.square() / 2 - HALF_LOG_2PI).sum(-1))
+        return Heads(each[0], at_noise, log_normal(z, log_slope))
 
     def context(self, x: Tensor) -> Context:
         """What is known of every coordinate from those before it."""
         return self.net.context(x, self.steps.all(x))
 
     def tilt(self, x: Tensor) -> Tensor:
-        return torch.cat([self._tilt(part) for part in self._parts(x)]) if len(x) else x.flatten(1).sum(1)
+        return self._in_parts(x, with_noise=False)
 
     def log_zs(self, context: Context, nodes: int | None = None) -> Tensor:
         """log Z_k of the coordinates of a context, (n, P)."""
@@ -144,6 +144,8 @@ class Stepwise(Tilted):
 
     def _sampled(self, n: int, generator: torch.Generator | None, progress: bool | None) -> tuple[Tensor, Tensor]:
         """Draws, and the log of the density they were drawn from."""
+        if n < 1:
+            raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
         event, like = self.net.event, next(self.net.parameters())
         size, drawn = math.prod(event), list[Tensor]()
         log_r = torch.zeros(n, dtype=torch.float64, device=like.device)
@@ -163,12 +165,18 @@ class Stepwise(Tilted):
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
         return x.split(max(1, TOGETHER // math.prod(self.net.event)))
 
-    def _tilt(self, x: Tensor) -> Tensor:
+    def _in_parts(self, x: Tensor, with_noise: bool) -> Tensor:
+        return torch.cat([self._value(part, with_noise) for part in self._parts(x)]) if len(x) else x.flatten(1).sum(1)
+
+    def _value(self, x: Tensor, with_noise: bool) -> Tensor:
+        """log p - log q, or with the noise log p, by one and the same step."""
         context = self.context(x)
-        z, _ = context.step(x.flatten(1))
+        z, log_slope = context.step(x.flatten(1))
         low, high = self.net.bounds(context)
         inside = ((z >= low - SLACK * (1 + low.abs())) & (z <= high + SLACK * (1 + high.abs()))).all(1)
         value = (self.net.heads(context, z[None])[0] - self.log_zs(context)).sum(-1)
+        if with_noise:
+            value = value + log_normal(z, log_slope)
         return torch.where(inside, value, -torch.inf)
 
     def _draw(self, context: Context, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -180,6 +188,11 @@ class Stepwise(Tilted):
         log_p = self.net.heads(context, edges.unsqueeze(-1)).squeeze(-1) - edges.square() / 2
         z, log_r = drawn_from(edges, log_p, generator)
         return z.unsqueeze(-1), log_r.unsqueeze(-1)
+
+
+def log_normal(z: Tensor, log_slope: Tensor) -> Tensor:
+    """Of coordinates that are standard normal numbers z by such slopes, (n,)."""
+    return (log_slope - z.square() / 2 - HALF_LOG_2PI).sum(-1)
 
 
 def drawn_from(edges: Tensor, log_p: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

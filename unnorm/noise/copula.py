@@ -39,7 +39,7 @@ class Pushed(Noise):
             raise InvalidValue(f"The 'base' of Pushed must be a noise. Got {type(base).__name__}.")
         if not isinstance(transform, Transform):
             raise InvalidValue(f"The 'transform' of Pushed must be a transform. Got {type(transform).__name__}.")
-        self.base, self.transform = base, transform
+        self.base, self.transform = base, transform.requires_grad_(False)  # a noise is not trained with a model
 
     @property
     def event(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Steps:
     """How a noise goes from coordinate to coordinate.
 
     Args:
-        noise: whose own coordinates are a triangular affine map away, as those of a `Gaussian` are, or an
+        noise: a `Gaussian`, one pushed through triangular affine maps, or a standard normal pushed through an
             `Autoregression`: no coordinate depends on a later one.
 
     >>> from unnorm.noise import Gaussian
@@ -89,10 +89,8 @@ class Steps:
     def _lines(self, y: Tensor) -> Line:
         z, slope = y, torch.ones(y[0].numel(), dtype=torch.float64, device=y.device)
         for part in self.parts:
-            affine = part.coordinates()[0] if isinstance(part, Gaussian) else part
-            assert isinstance(affine, Standardize | Whiten)
-            z, _ = affine(z)
-            slope = slope * (affine.scale_tril.diagonal() if isinstance(affine, Whiten) else affine.scale.flatten())
+            z, more = _whitened(part, z)
+            slope = slope * more
         slope = slope.to(y.dtype)
         return Line(y.flatten(1) - slope * z.flatten(1), slope)
 
@@ -109,8 +107,21 @@ def _parts(whole: Noise | Transform) -> Iterator[Noise | Transform]:
         yield whole
 
 
+def _whitened(part: Noise | Transform, y: Tensor) -> tuple[Tensor, Tensor]:
+    """y in a part's own coordinates, and how much each moves by its own."""
+    if isinstance(part, Gaussian) and part.covariance == "diagonal":
+        return ((y.flatten(1) - part.loc) / part.scale).view_as(y), part.scale
+    affine = part.coordinates()[0] if isinstance(part, Gaussian) else part
+    assert isinstance(affine, Standardize | Whiten)
+    slope = affine.scale_tril.diagonal() if isinstance(affine, Whiten) else affine.scale.flatten()
+    return affine(y)[0], slope
+
+
 def _is_standard(noise: Noise | Transform) -> bool:
     """A noise of shapes only is filled later."""
-    if not isinstance(noise, Gaussian) or noise.covariance != "diagonal":
+    if not isinstance(noise, Gaussian) or noise.covariance == "low-rank":
         return False
-    return noise.loc.is_meta or (not bool(noise.loc.any()) and bool((noise.scale == 1).all()))
+    if noise.loc.is_meta:
+        return True
+    spread, unit = noise.scale if noise.covariance == "diagonal" else noise.scale_tril, torch.ones_like(noise.loc)
+    return not bool(noise.loc.any()) and torch.equal(spread, unit if spread.ndim == 1 else unit.diag())

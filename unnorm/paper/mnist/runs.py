@@ -266,8 +266,10 @@ def _by_steps(problem: Problem, row: Row, model: Stepwise, seed: int, more: bool
     sides.append({"draws": len(log_w), **_drawn(log_w), "seconds": facts["sampled_seconds"]})
     low, high = (pick(one[side] for one in sides[-2:]) for side, pick in (("lower", min), ("upper", max)))
     facts |= {side: scored.value + log_z / nats for side, log_z in (("lower", low), ("joined", 0.0), ("upper", high))}
-    if not math.isfinite(facts["upper"]):
+    if not math.isfinite(scored.value):
         facts |= {"status": "diverged", "why": "Test images have no density."}
+    elif not all(math.isfinite(one[side]) for one in sides[-2:] for side in ("lower", "upper")):
+        facts |= {"status": "diverged", "why": "Some of its own draws have no density."}
     return facts, samples
 
 

@@ -222,7 +222,7 @@ SIZES: Mapping[str, Size] = {
         lookback={"width": 48, "blocks": 6, "features": 32},
         batch=32,
         few=32,
-        draws=4,
+        draws=2,
         n_noise=128,
         trial=100,
         rounds=1,
@@ -238,6 +238,7 @@ SIZES: Mapping[str, Size] = {
         flow={"steps": 20_000, "seconds": 240.0, "couplings": "pixels", "batch": 32, "lr": 3e-3},
         classifier=1200,
         precision="bf16",
+        pixel_lr=6e-3,
     ),
     "full": Size(
         data="mnist",
