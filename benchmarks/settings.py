@@ -34,12 +34,12 @@ JUDGES = 500  # validation images, the last ones
 NEGLIGIBLE = 0.01  # bits per dimension
 
 
-def candidates(size: Size, rates: list[float], draws: list[int]) -> Iterator[Size]:
+def candidates(size: Size, noise: str, rates: list[float], draws: list[int]) -> Iterator[Size]:
     """The study's own settings, and every rate with every number of draws."""
     yield size
     for rate, each in product(rates, draws):
-        if (rate, each) != (size.pixel_lr, size.draws):
-            yield replace(size, pixel_lr=rate, draws=each)
+        if (rate, each) != (size.pixel_lr[noise], size.draws):
+            yield replace(size, pixel_lr={noise: rate}, draws=each)
 
 
 def tried(problem: Problem, noise: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def tried(problem: Problem, noise: str) -> dict[str, Any]:
     model.nodes = size.nodes[-1]
     generator = torch.Generator(problem.fabric.device).manual_seed(5)
     found = bits_per_dim(model, images, problem.where_of(row).transform, log_z=None, generator=generator)
-    facts = {"noise": noise, "lr": size.pixel_lr, "draws": size.draws, **size.lookback}
+    facts = {"noise": noise, "lr": size.pixel_lr[noise], "draws": size.draws, **size.lookback}
     facts |= {"steps": int(history["step"][-1]), "seconds": round(float(history["seconds"][-1]), 1)}
     return facts | {"bits": round(found.value, 5), "se": round(found.stderr, 5)}
 
@@ -75,7 +75,7 @@ def main() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for noise in options.noises.split(","):
             found = list[dict[str, Any]]()
-            for changed in islice(candidates(size, rates, draws), 2 if options.quick else None):
+            for changed in islice(candidates(size, noise, rates, draws), 2 if options.quick else None):
                 found.append(tried(Problem(changed, Path(folder), fabric, options.root), noise))
                 print(json.dumps(found[-1]), flush=True)
                 if options.out is not None:

@@ -11,7 +11,7 @@ from unnorm.estimators.base import Contrast, Contrastive, Estimator, check_at_le
 from unnorm.estimators.meco import MECO
 from unnorm.estimators.nce import ENCE, NCE
 from unnorm.estimators.telescope import claimed, of_all_bridges
-from unnorm.models.stepwise import Stepwise
+from unnorm.models.stepwise import Heads, Stepwise
 from unnorm.names import options_of
 from unnorm.noise.base import Noise, event_of
 from unnorm.types import LogDensity, Objective, log_density
@@ -103,8 +103,13 @@ class StepwiseTelescope(Estimator):
         except TypeError as problem:
             if "draws" not in str(problem):
                 raise
-            wanted = "A StepwiseTelescope trains a Stepwise model: Stepwise(noise, Lookback(...))."
-            raise InvalidValue(wanted) from None
+            raise InvalidValue("A StepwiseTelescope trains a Stepwise model: Stepwise(noise, Lookback(...)).") from None
+        if not isinstance(heads, Heads):
+            wanted = (1 + self.n_draws, *draws.shape[1:])
+            raise InvalidValue(
+                f"With draws a Stepwise model must map {tuple(x.shape)} to {wanted}. Got {type(heads).__name__} "
+                f"{tuple(getattr(heads, 'shape', ()))}."
+            )
         at_data, log_w = heads.at_data.mT, heads.at_noise.flatten(0, 1).mT  # (K, n) and (K, n_draws n)
         found = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), log_w))
         log_ratio = at_data.detach().sum(0) - claimed(found, at_data).sum()

@@ -20,7 +20,7 @@ from unnorm.metrics import BitsPerDim, bits_per_dim
 from unnorm.models import Stepwise
 from unnorm.paper.mnist.judge import Judge, nearest
 from unnorm.paper.mnist.problem import Problem
-from unnorm.paper.mnist.spec import METHODS, Row
+from unnorm.paper.mnist.spec import METHODS, Row, Size
 from unnorm.partition import Annealing, Schedule, ais, bracket, plan
 from unnorm.partition.annealed import settled
 from unnorm.partition.routes import usual_path
@@ -168,7 +168,7 @@ def _fit(
     training = Training(
         steps=steps,
         batch=problem.size.few if method.way == "pixels" else problem.size.batch,
-        lr={"direct": method.lr, "waymarks": problem.size.waymark_lr, "pixels": problem.size.pixel_lr}[method.way],
+        lr=_rate(problem.size, row),
         beta=method.beta,
         optimizer=method.optimizer,
         schedule="cosine",
@@ -192,6 +192,13 @@ def _fit(
         resume=resume,
         progress=False,
     )
+
+
+def _rate(size: Size, row: Row) -> float:
+    method = METHODS[row.method]
+    if method.way == "pixels":
+        return size.pixel_lr[row.noise]
+    return size.waymark_lr if method.way == "waymarks" else method.lr
 
 
 def _kept(history: History, steps: int) -> int:

@@ -108,7 +108,7 @@ class Size:
         seeds: of every row.
         net: of the `ResNet`.
         waymark_lr, gain: of rows that go over waymarks, and of their heads (`ResNet`).
-        pixel_lr: of rows that go pixel by pixel.
+        pixel_lr: of rows that go pixel by pixel, by noise: far from the noise weights are large, and a rate must be small.
         lookback: of the `Lookback`, of rows that go pixel by pixel.
         batch: images in a step; of bridges, at each waymark.
         few: images in a step that goes pixel by pixel.
@@ -159,7 +159,7 @@ class Size:
     test: int | None = None
     precision: str = "32"
     waymark_lr: float = 1e-3
-    pixel_lr: float = 3e-3
+    pixel_lr: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(BRIDGED, 3e-3))
     gain: float = 1.0
     first_seed: int = 0
 
@@ -238,7 +238,7 @@ SIZES: Mapping[str, Size] = {
         flow={"steps": 20_000, "seconds": 240.0, "couplings": "pixels", "batch": 32, "lr": 3e-3},
         classifier=1200,
         precision="bf16",
-        pixel_lr=6e-3,
+        pixel_lr={"gaussian": 3e-3, "copula": 6e-3, "flow": 6e-3},
     ),
     "full": Size(
         data="mnist",
