@@ -18,6 +18,7 @@ from unnorm.draws import by_annealing
 from unnorm.errors import InvalidValue, WeightsWarning
 from unnorm.images import COORDINATES, Coordinates, bridged, coordinates, fit_images, scalar
 from unnorm.metrics import bits_per_dim
+from unnorm.models import WideResNet
 from unnorm.plots import sheet
 
 ladder = importlib.import_module("unnorm.partition.ladder")
@@ -85,6 +86,14 @@ class TestCoordinates:
         z = where.rows(DIGITS.test.images)[torch.arange(6)]
         torch.testing.assert_close(model(z), where.noise.log_prob(z))
         assert model(z, heads=True).shape == (6, 3)
+
+
+def test_a_wide_network_for_bridges():
+    where = coordinates(DIGITS, "gaussian")
+    model = bridged(where, DIGITS.event, 3, net=WideResNet, depth=10, width=1)
+    z = where.noise.sample(2, generator=seeded())
+    assert model(z, heads=True).shape == (2, 3)
+    assert any(isinstance(part, WideResNet) for part in model.modules())
 
 
 def test_bits_of_the_gaussian_noise_are_those_of_its_covariance():

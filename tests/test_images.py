@@ -92,8 +92,22 @@ class TestFormats:
         np.testing.assert_array_equal(found, array)
         assert labels.tolist() == [0, 0, 1, 1]
         assert folder_of_images(tmp_path, (4, 6))[0].shape == (4, 3, 4, 6)
-        same = labelled_images(str(tmp_path), "test")
-        assert torch.equal(same.images, found)
+        parts = [labelled_images(str(tmp_path), part).images for part in ("train", "test")]
+        assert [len(part) for part in parts] == [3, 1]
+
+    def test_a_folder_that_is_not_divided_is(self, tmp_path):
+        """No image is in two parts, all are in one, and always in the same."""
+        for place in range(40):
+            Image.fromarray(np.full((4, 4), place, np.uint8)).save(tmp_path / f"{place:02d}.png")
+        found = image_data(str(tmp_path))
+        parts = [set(getattr(found, part).images.flatten(1)[:, 0].tolist()) for part in ("train", "validation", "test")]
+        assert [len(part) for part in parts] == [33, 3, 4]
+        assert set.union(*parts) == set(range(40))
+        again = image_data(str(tmp_path))
+        assert torch.equal(again.test.images, found.test.images)
+        (tmp_path / "train").mkdir()
+        with pytest.raises(DataError, match="has a folder 'train' and none for 'test'"):
+            image_data(str(tmp_path))
 
     def test_folders_of_grey_images_keep_one_channel(self, tmp_path):
         array = pictures(3, side=5)[:, 0]

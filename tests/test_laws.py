@@ -267,7 +267,7 @@ class TestEstimator:
 
     def test_refuses_a_model_of_the_wrong_shape(self, make, make_model):
         _, estimator, x = setting(make, make_model)
-        with pytest.raises(InvalidValue, match=r"must map \(.+\) to \(.+\)\. Got .*\(\d+, 4\)\.$"):
+        with pytest.raises(InvalidValue, match=r"must map \(.+\) to (Heads of )?\(.+\)\. Got .*\(\d+, 4\)\.$"):
             estimator(lambda points, heads=False, draws=None: points.flatten(1)[:, [0, 0, 1, 2]], x)
 
     def test_settings_are_plain(self, make, make_model):

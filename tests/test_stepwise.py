@@ -644,6 +644,20 @@ class TestOverAFlow:
         near = where.by_pixels()
         assert near.by_pixels() is near
 
+    def test_a_flow_by_its_name_goes_from_pixel_to_pixel(self, where, monkeypatch):
+        """Couplings would hide the pixels from the heads."""
+        asked = []
+
+        def found(data, kind, *, fabric=None, **options):
+            asked.append((kind, options))
+            return where
+
+        monkeypatch.setattr("unnorm.images.coordinates", found)
+        few = Training(steps=1, batch=4)
+        density = fit_images(DIGITS, "flow", few, bridges="pixels", width=4, blocks=1, features=4)
+        assert asked == [("flow", {"couplings": "pixels"})]
+        assert density.model.net.levels == DIGITS.levels
+
     def test_is_better_than_the_flow(self, where, tmp_path):
         few = Training(steps=150, batch=32, lr=3e-3, beta=0.1, schedule="cosine", iterate="ema")
         found = fit_images(DIGITS, where, few, bridges="pixels", width=16, blocks=2, features=16)

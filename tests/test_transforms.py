@@ -433,6 +433,21 @@ class TestMnist:
         name = "t10k-images-idx3-ubyte.gz"
         assert asked == [(images.MNIST_SOURCE + name, "md5:9fb629c4189551a2d022fa330f9573f3")]
 
+    def test_asked_without_a_folder_it_goes_into_a_cache(self, tmp_path, monkeypatch):
+        asked = []
+
+        def retrieve(url, known_hash, fname, path):
+            asked.append(path)
+            path.mkdir(parents=True)
+            (path / fname).write_bytes(b"not what was asked for")
+
+        pooch = types.SimpleNamespace(retrieve=retrieve, os_cache=lambda name: tmp_path / name)
+        monkeypatch.setitem(sys.modules, "pooch", pooch)
+        monkeypatch.delenv("UNNORM_DATA", raising=False)
+        with pytest.raises(DataError, match="is damaged or not the published file"):
+            mnist(download=True)
+        assert asked == [tmp_path / "unnorm" / "mnist"]
+
     def test_the_real_files(self, real_data):
         """The first labels, as everybody knows them, and the mean pixel of the training set."""
         if not (real_data / "mnist").is_dir():

@@ -204,27 +204,35 @@ def bridged(
         event: the shape of one image.
         bridges: how many.
         seed: of the weights.
-        options: of `ResNet`.
+        options: of `looking`: `net`, and what that takes.
     """
     return Bridged(where.noise, looking(where, event, outputs=bridges, seed=seed, **options))
 
 
-def looking(where: Coordinates, event: Sequence[int], *, seed: int = 0, **options: Any) -> nn.Module:
+def looking(
+    where: Coordinates,
+    event: Sequence[int],
+    *,
+    seed: int = 0,
+    net: type[ResNet] = ResNet,
+    **options: Any,
+) -> nn.Module:
     """A residual network that sees the images behind coordinates, each pixel in several ways (`Views`).
 
     Args:
         where: the coordinates.
         event: the shape of one image.
         seed: of the weights.
-        options: of `ResNet`.
+        net: `ResNet`, or `WideResNet`, for colour images of 32 x 32.
+        options: of that.
     """
     channels, *sides = event
     shape = (Views.channels(where.views) * channels, *sides)
-    net: nn.Module = ResNet(shape, generator=torch.Generator().manual_seed(seed), **options)
+    plain = net(shape, generator=torch.Generator().manual_seed(seed), **options)
     if not where.views:
-        return net
-    net = Views(where.pixels, where.views, where.levels, net)
-    return net if isinstance(where.seen, Identity) else Seen(where.seen, net)
+        return plain
+    whole = Views(where.pixels, where.views, where.levels, plain)
+    return whole if isinstance(where.seen, Identity) else Seen(where.seen, whole)
 
 
 def stepwise(where: Coordinates, event: Sequence[int], *, seed: int = 0, **options: Any) -> Stepwise:
@@ -260,13 +268,13 @@ def fast(model: T, device: torch.device) -> T:
     return model
 
 
-def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None) -> Coordinates:
+def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None, **options: Any) -> Coordinates:
     """The coordinates that are in the folder; fitted, and put there, where it has none."""
-    about = {"data": data.name, "noise": noise}
+    about = {"data": data.name, "noise": noise, **options}
     path = None if folder is None else Path(folder) / FILE
     found = None if path is None else Coordinates.load(path, about)
     if found is None:
-        found = coordinates(data, noise, fabric=fabric)
+        found = coordinates(data, noise, fabric=fabric, **options)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             found.save(path, about)
@@ -293,20 +301,22 @@ def fit_images(
     evaluations: int = 1_000_000,
     **options: Any,
 ) -> Density:
-    """A normalised density of images: bridges from a noise, and log Z by annealed chains from both ends.
+    """A normalised density of images: bridges from a noise, and log Z by annealed chains from both ends, or pixel by
+    pixel, where it is known.
 
     Args:
         data: the set; the chains back from the data begin at its validation images.
-        noise: as of `coordinates`, or coordinates that were found before.
+        noise: as of `coordinates`, or coordinates that were found before. Pixel by pixel a "flow" is one that goes so.
         training: how to train; `TRAINING` when None, pixel by pixel `STEPS`. Where it asks for the best iterate, some
             validation images judge.
         bridges: how many; or "pixels", one for each pixel, of grey images only: log Z is then known and samples need
-            no chains, and likelihoods are far better for the same time (`results/mnist-desktop`).
+            no chains. On MNIST that had the better likelihoods (`results/mnist-pixels`).
         base: what learns each ratio.
         fabric: device and precision; the CPU when None.
         folder, resume, progress: as of `fit`: a killed run goes on from its checkpoint, with the noise it began with.
-        evaluations: of the model's score at most, to find log Z.
-        options: of `ResNet`: widths, blocks, features, ...; with bridges="pixels", of `Lookback`.
+        evaluations: of the model's score at most, to find log Z; pixel by pixel none are needed.
+        options: of `looking`: `net`, and what that takes (of `ResNet` widths, blocks, features, ...); with
+            bridges="pixels", of `Lookback`.
 
     >>> from unnorm.data import image_data
     >>> few = Training(steps=3, batch=16)
@@ -322,7 +332,10 @@ def fit_images(
         raise InvalidValue(f"Bridges of one pixel each are for grey images. Got images of shape {data.event}.")
     if training is None:
         training = STEPS if bridges == PIXELS else TRAINING
-    where = (_kept(data, noise, fabric, folder) if isinstance(noise, str) else noise).to(fabric.device)
+    if isinstance(noise, str):
+        own = {"couplings": PIXELS} if (noise, bridges) == ("flow", PIXELS) else {}  # or its heads would see no pixel
+        noise = _kept(data, noise, fabric, folder, **own)
+    where = noise.to(fabric.device)
     model: Bridged | Stepwise
     estimator: Estimator
     if isinstance(bridges, str):

@@ -26,7 +26,9 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            metavar="STUDY", help="toy2d: the six synthetic sets. mnist: digits. gaussian-mean: the case study."
+            metavar="STUDY",
+            help="toy2d: the six synthetic sets. mnist: digits, MNIST itself at size desktop and full. gaussian-mean: "
+            "the case study.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Output folder; runs/STUDY when not given.")] = None,
@@ -46,10 +48,13 @@ def reproduce(
     data: Annotated[str | None, typer.Option(help="toy2d: some data sets only, as in moons,circles.")] = None,
     noises: Annotated[str | None, typer.Option(help="mnist: some noises only, as in gaussian,copula.")] = None,
     root: Annotated[
-        Path | None, typer.Option(help="mnist: the folder of the data sets. [default: what UNNORM_DATA names]")
+        Path | None,
+        typer.Option(
+            help="mnist: the folder of the data sets. [default: what UNNORM_DATA names; with --download a cache]"
+        ),
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="mnist: fetch it where it is missing; needs unnorm\\[download].")
+        bool, typer.Option("--download", help="mnist: fetch it where it is missing; needs the extra 'download'.")
     ] = False,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="mnist: of training, each run. [default: the size's]")

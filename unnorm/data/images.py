@@ -167,11 +167,12 @@ class ImageData:
 def image_data(
     name: str, root: Path | str | None = None, *, validation: int | None = None, seed: int = 0, download: bool = False
 ) -> ImageData:
-    """A set by its name, or of a folder with folders `train` and `test` of images.
+    """A set by its name, or of a folder of images, with folders `train` and `test` in it or without.
 
     Args:
-        name: one of `SETS`, or a folder.
-        root: the folder that holds the sets' folders; the one UNNORM_DATA names when None.
+        name: one of `SETS`, or a folder; where that is not divided, a tenth of it, always the same, is the test set.
+        root: the folder that holds the sets' folders; the one UNNORM_DATA names when None, or a cache of the user's
+            where it names none and `download` asks for it.
         validation: images taken from the training ones by a seeded draw; a tenth, at most 5,000, when None.
         seed: of this draw.
         download: fetch what is missing; needs `unnorm[download]`.
@@ -188,14 +189,28 @@ def image_data(
 def labelled_images(
     name: str, part: str = "train", root: Path | str | None = None, *, download: bool = False
 ) -> LabelledImages:
-    """One part of a set as its authors divided it, "train" or "test"; of a folder, the folder of that name in it."""
+    """One part of a set as its authors divided it, "train" or "test"; of a folder, the folder of that name in it, or
+    where there are none, a tenth of its images for the test and the others for training."""
     if part not in PARTS:
         raise InvalidValue(f"The 'part' of a set of images is train or test. Got {part!r}.")
     if name not in SETS and Path(name).is_dir():
-        folder = Path(name) / part if (Path(name) / part).is_dir() else Path(name)
-        return LabelledImages(*folder_of_images(folder))
+        return _of_folder(Path(name), part)
     read = choose("set of images", name, SETS)
     return read(part, root, download)
+
+
+def _of_folder(folder: Path, part: str) -> LabelledImages:
+    given = [name for name in PARTS if (folder / name).is_dir()]
+    if given and part not in given:
+        raise DataError(f"'{folder}' has a folder '{given[0]}' and none for '{part}'.")
+    found = LabelledImages(*folder_of_images(folder / part if given else folder))
+    if given:
+        return found
+    n = len(found.images)
+    if n < 2:
+        raise DataError(f"'{folder}' must hold two images at least, to set some aside. Got {n}.")
+    order, apart = torch.randperm(n, generator=torch.Generator().manual_seed(0)), max(1, n // 10)
+    return found.at((order[:apart] if part == "test" else order[apart:]).sort().values)
 
 
 def mnist(root: Path | str | None = None, *, train: bool = True, download: bool = False) -> LabelledImages:
@@ -207,7 +222,7 @@ def mnist(root: Path | str | None = None, *, train: bool = True, download: bool 
         train: which of the two sets.
         download: fetch what is missing into `root`; needs `unnorm[download]`. Nothing is fetched without it.
     """
-    folder = home(None, "mnist") / "mnist" if root is None else Path(root)
+    folder = home(None, "mnist", download) / "mnist" if root is None else Path(root)
     return _idx(folder, "train" if train else "test", MNIST_SOURCE, MNIST_MD5, download)
 
 
@@ -230,17 +245,17 @@ def _idx(folder: Path, part: str, source: str, md5: Mapping[str, str], download:
 
 
 def _mnist(part: str, root: Path | str | None, download: bool) -> LabelledImages:
-    return _idx(home(root, "mnist") / "mnist", part, MNIST_SOURCE, MNIST_MD5, download)
+    return _idx(home(root, "mnist", download) / "mnist", part, MNIST_SOURCE, MNIST_MD5, download)
 
 
 def _fashion(part: str, root: Path | str | None, download: bool) -> LabelledImages:
-    return _idx(home(root, "fashion-mnist") / "fashion-mnist", part, FASHION_SOURCE, FASHION_MD5, download)
+    return _idx(home(root, "fashion-mnist", download) / "fashion-mnist", part, FASHION_SOURCE, FASHION_MD5, download)
 
 
 def _cifar10(part: str, root: Path | str | None, download: bool) -> LabelledImages:
     names = [name for name in CIFAR10_FILES if name.startswith("data" if part == "train" else "test")]
     files, within = {name: CIFAR10_FILES[name] for name in names}, "cifar-10-batches-bin"
-    folder = home(root, "cifar10")
+    folder = home(root, "cifar10", download)
     halves = [
         folder / "packed" / f"cifar10_{name}.npz" for name in (("train_0", "train_1") if part == "train" else ("test",))
     ]
@@ -248,7 +263,7 @@ def _cifar10(part: str, root: Path | str | None, download: bool) -> LabelledImag
 
 
 def _cifar100(part: str, root: Path | str | None, download: bool) -> LabelledImages:
-    folder, name = home(root, "cifar100"), f"{part}.bin"
+    folder, name = home(root, "cifar100", download), f"{part}.bin"
     halves = [folder / "packed" / f"cifar100_{part}.npz"]
     return _cifar(folder, CIFAR100, "cifar-100-binary", {name: CIFAR100_FILES[name]}, halves, 1, download)
 
@@ -278,7 +293,7 @@ def _cifar(
 
 
 def _svhn(part: str, root: Path | str | None, download: bool) -> LabelledImages:
-    folder = home(root, "svhn")
+    folder = home(root, "svhn", download)
     half = folder / "packed" / f"svhn_{part}.npz"
     if part in SVHN_PACKED and half.is_file() and not (folder / "svhn" / SVHN[part].name).is_file():
         found = packed(half)

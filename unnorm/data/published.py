@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unnorm.errors import DataError, InvalidValue
 
@@ -29,11 +29,7 @@ class Published(NamedTuple):
             raise DataError(
                 f"There is no '{self.name}' in '{folder}'. Fetch it with download=True, or with --download."
             )
-        try:
-            pooch = importlib.import_module("pooch")
-        except ImportError:
-            raise InvalidValue("Downloading needs pooch: install unnorm[download].") from None
-        pooch.retrieve(self.source + self.name, known_hash=f"md5:{self.md5}", fname=self.name, path=folder)
+        _pooch().retrieve(self.source + self.name, known_hash=f"md5:{self.md5}", fname=self.name, path=folder)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -51,10 +47,19 @@ def verified(content: bytes, name: str, md5: str) -> bytes:
     return content
 
 
-def home(root: Path | str | None, of: str) -> Path:
-    """The folder given, or the one that UNNORM_DATA names."""
+def home(root: Path | str | None, of: str, download: bool = False) -> Path:
+    """The folder given, or the one that UNNORM_DATA names; else a cache of the user's, for what is to be fetched."""
     if root is not None:
         return Path(root)
-    if not (folder := os.environ.get("UNNORM_DATA")):
-        raise InvalidValue(f"The 'root' of {of} must be given, or --root, where UNNORM_DATA names no folder. Got None.")
-    return Path(folder)
+    if folder := os.environ.get("UNNORM_DATA"):
+        return Path(folder)
+    if download:
+        return Path(_pooch().os_cache("unnorm"))
+    raise InvalidValue(f"The 'root' of {of} must be given, or --root, where UNNORM_DATA names no folder. Got None.")
+
+
+def _pooch() -> Any:
+    try:
+        return importlib.import_module("pooch")
+    except ImportError:
+        raise InvalidValue("Downloading needs pooch: install unnorm[download].") from None

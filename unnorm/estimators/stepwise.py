@@ -105,10 +105,9 @@ class StepwiseTelescope(Estimator):
                 raise
             raise InvalidValue("A StepwiseTelescope trains a Stepwise model: Stepwise(noise, Lookback(...)).") from None
         if not isinstance(heads, Heads):
-            wanted = (1 + self.n_draws, *draws.shape[1:])
             raise InvalidValue(
-                f"With draws a Stepwise model must map {tuple(x.shape)} to {wanted}. Got {type(heads).__name__} "
-                f"{tuple(getattr(heads, 'shape', ()))}."
+                f"With draws a Stepwise model must map {tuple(x.shape)} to Heads of {tuple(draws.shape)}. Got "
+                f"{type(heads).__name__} {tuple(getattr(heads, 'shape', ()))}."
             )
         at_data, log_w = heads.at_data.mT, heads.at_noise.flatten(0, 1).mT  # (K, n) and (K, n_draws n)
         found = self.base.compare(Contrast(at_data, torch.zeros_like(at_data), log_w))

@@ -21,7 +21,7 @@ COVARIANCES = {"full": "full", "diagonal": "diagonal"}
 
 
 class Pushed(Noise):
-    """x = T^-1(z) with z from another noise: log q(x) = log q_z(T(x)) + log|det dT/dx|.
+    """x = T^-1(z) with z from another noise: log q(x) = log q_z(T(x)) + log|det dT/dx|. T is frozen.
 
     >>> from unnorm.data import Standardize
     >>> x = torch.tensor([[1.0], [3.0]])

@@ -198,7 +198,10 @@ def _rate(size: Size, row: Row) -> float:
     method = METHODS[row.method]
     if method.way == "pixels":
         return size.pixel_lr[row.noise]
-    return size.waymark_lr if method.way == "waymarks" else method.lr
+    if method.way == "waymarks":
+        return size.waymark_lr
+    assert method.lr is not None
+    return method.lr
 
 
 def _kept(history: History, steps: int) -> int:

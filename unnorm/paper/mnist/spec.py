@@ -19,7 +19,8 @@ class Method:
         optimizer: by its name in `optim.OPTIMIZERS`.
         way: from the noise to the data: "direct", over "waymarks" in between, or by "pixels", one after the other.
         noises: it is run with.
-        lr, beta: of the optimizer; with bridges the size says the rate.
+        lr: of the optimizer; None with bridges, where the size says it.
+        beta: of the optimizer.
         paper: the paper's bits per dimension and their deviation; its noise is the third of the paper's three.
         published: bits per dimension of TRE (Rhodes, Xu, Gutmann 2020) by noise, as its paper has them.
     """
@@ -29,7 +30,7 @@ class Method:
     optimizer: str
     way: str
     noises: tuple[str, ...]
-    lr: float
+    lr: float | None = None
     beta: float | None = None
     paper: tuple[float, float] | None = None
     published: Mapping[str, float] = field(default_factory=dict)
@@ -60,13 +61,12 @@ METHODS: Mapping[str, Method] = {
         "adam",
         "waymarks",
         BRIDGED,
-        1e-3,
-        0.1,
+        beta=0.1,
         published={"gaussian": 1.39, "copula": 1.24, "flow": 1.09},
     ),
-    "bridges-meco": Method("MECO with bridges", MECO, "adam", "waymarks", BRIDGED, 1e-3, 0.1),
-    "pixels-nce": Method("NCE, pixel by pixel", NCE, "adam", "pixels", BRIDGED, 3e-3, 0.1),
-    "pixels-meco": Method("MECO, pixel by pixel", MECO, "adam", "pixels", BRIDGED, 3e-3, 0.1),
+    "bridges-meco": Method("MECO with bridges", MECO, "adam", "waymarks", BRIDGED, beta=0.1),
+    "pixels-nce": Method("NCE, pixel by pixel", NCE, "adam", "pixels", BRIDGED, beta=0.1),
+    "pixels-meco": Method("MECO, pixel by pixel", MECO, "adam", "pixels", BRIDGED, beta=0.1),
 }
 OTHERS = {"MCMC-OT": (1.441, 0.012), "CF-EBM": (1.864, 0.004), "CoopNets": (1.591, 0.022)}  # in the paper's table only
 
@@ -108,7 +108,7 @@ class Size:
         seeds: of every row.
         net: of the `ResNet`.
         waymark_lr, gain: of rows that go over waymarks, and of their heads (`ResNet`).
-        pixel_lr: of rows that go pixel by pixel, by noise: far from the noise weights are large, and a rate must be small.
+        pixel_lr: of rows that go pixel by pixel, by noise: far from it weights are large, and a rate must be small.
         lookback: of the `Lookback`, of rows that go pixel by pixel.
         batch: images in a step; of bridges, at each waymark.
         few: images in a step that goes pixel by pixel.
@@ -186,7 +186,7 @@ SIZES: Mapping[str, Size] = {
         settle=2,
         stages=40,
         judged=100,
-        flow={"steps": 20, "couplings": (1, 1), "width": 8, "blocks": 1, "bins": 4},
+        flow={"steps": 20, "couplings": "pixels", "width": 8, "blocks": 1, "features": 8, "bins": 4},
         classifier=60,
         test=100,
     ),
@@ -211,7 +211,7 @@ SIZES: Mapping[str, Size] = {
         settle=20,
         stages=120,
         judged=149,
-        flow={"steps": 1500, "couplings": (2, 2), "width": 24, "blocks": 1, "bins": 6, "seconds": 60.0},
+        flow={"steps": 1500, "couplings": "pixels", "width": 32, "blocks": 3, "bins": 8, "batch": 64, "seconds": 60.0},
         classifier=600,
     ),
     "desktop": Size(
@@ -261,7 +261,7 @@ SIZES: Mapping[str, Size] = {
         settle=20,
         stages=150,
         judged=1000,
-        flow={"steps": 20_000, "seconds": 210.0},
+        flow={"steps": 20_000, "seconds": 210.0, "couplings": "pixels", "width": 128, "blocks": 10, "batch": 64},
         classifier=2000,
         waymark_lr=1e-4,
         gain=16.0,
