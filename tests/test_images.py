@@ -106,6 +106,7 @@ class TestFormats:
         again = image_data(str(tmp_path))
         assert torch.equal(again.test.images, found.test.images)
         (tmp_path / "train").mkdir()
+        (tmp_path / "00.png").rename(tmp_path / "train" / "00.png")
         with pytest.raises(DataError, match="has a folder 'train' and none for 'test'"):
             image_data(str(tmp_path))
 
