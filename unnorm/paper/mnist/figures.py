@@ -25,8 +25,9 @@ def curves(results: Results) -> Picture | None:
     lines = [(line.row, line.runs[0]) for line in results.lines if line.runs[0].get("curve")]
     if not lines:
         return None
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    for axis, bridged in zip(figure.subplots(1, 2), (True, False), strict=True):
+    kinds = [kind for kind in (True, False) if any((run["bridges"] > 0) == kind for _, run in lines)]
+    figure = Figure(figsize=(3 + 5 * len(kinds), 4.2), layout="constrained")
+    for axis, bridged in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for row, run in lines:
             if (run["bridges"] > 0) != bridged:
                 continue
