@@ -25,6 +25,7 @@ from figures import figure
 
 from unnorm.device import fabric_for
 from unnorm.metrics import bits_per_dim
+from unnorm.models import Stepwise
 from unnorm.paper.mnist.problem import Problem
 from unnorm.paper.mnist.runs import learnt, step_seconds
 from unnorm.paper.mnist.spec import SIZES, Row, Size
@@ -47,6 +48,7 @@ def tried(problem: Problem, noise: str) -> dict[str, Any]:
     seconds = step_seconds(problem, row, ALPHAS)
     model, history = learnt(problem, row, 0, max(2, int(size.seconds / seconds)), ALPHAS)
     images = problem.data.validation.images[size.judged :][-JUDGES:].to(problem.fabric.device)
+    assert isinstance(model, Stepwise)
     model.nodes = size.nodes[-1]
     generator = torch.Generator(problem.fabric.device).manual_seed(5)
     found = bits_per_dim(model, images, problem.where_of(row).transform, log_z=None, generator=generator)
