@@ -22,6 +22,7 @@ from unnorm.models import Bridged, Lookback, ResNet, Seen, Stepwise, Tilted, Vie
 from unnorm.names import choose, options_of
 from unnorm.noise import Autoregression, Copula, Gaussian, ImageFlow, Noise, Pushed
 from unnorm.noise.autoregression import SHOWN
+from unnorm.noise.image_flow import PIXELS
 from unnorm.train import fit
 from unnorm.training import Training
 
@@ -46,7 +47,6 @@ ALPHA = 1e-6  # of the logit, as TRE and the flows before it have it
 LOGIT_VIEWS, SCORE_VIEWS = ("shade", "ends"), ("shade", "root")
 STEP_VIEWS = ("shade", "root", "ends")  # steep ones too: no chain walks there; the first are those of a flow
 BRIDGES = 24
-PIXELS = "pixels"  # bridges of one pixel each
 TRAINING = Training(steps=10_000, batch=128, lr=5e-4, schedule="cosine", iterate="ema")
 STEPS = Training(
     steps=3000, batch=32, lr=2e-3, beta=0.1, schedule="cosine", iterate="best-ema", validate_every=150

@@ -12,7 +12,7 @@ from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.models.seen import VIEWS
 from unnorm.names import choose
-from unnorm.noise.masked import Masked, shades
+from unnorm.noise.masked import Masked, ends_of_shades, shades
 from unnorm.noise.steps import Line, Step
 from unnorm.types import check_whole, event_shape
 
@@ -115,9 +115,7 @@ class Lookback(nn.Module):
     def look(self, pixels: Transform) -> "Lookback":
         """Learn how shades are seen: `pixels` goes from shades in [0, 1] to what the network sees."""
         if self.levels is not None:
-            even = torch.arange(self.levels + 1, dtype=torch.float64, device=self.edges.device) / self.levels
-            found = pixels(even.view(-1, 1, 1, 1).expand(-1, *self.event).contiguous())[0]
-            self.edges.copy_(found.flatten(1).mT.to(self.edges.dtype))
+            self.edges.copy_(ends_of_shades(pixels, self.levels, self.event, self.edges.device))
         return self
 
     def forward(self, y: Tensor, step: Step | None = None) -> Tensor:

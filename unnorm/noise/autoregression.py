@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.bends import Bend
-from unnorm.noise.masked import Masked, root, shades
+from unnorm.noise.masked import Masked, ends_of_shades, root, shades
 from unnorm.types import check_whole, event_shape
 
 __all__ = ["Autoregression"]
@@ -80,9 +80,7 @@ class Autoregression(Transform):
 
     def look(self, pixels: Transform) -> "Autoregression":
         """Learn where the shades are: `pixels` goes from shades in [0, 1] to y."""
-        even = torch.arange(self.levels + 1, dtype=torch.float64, device=self.edges.device) / self.levels
-        found = pixels(even.view(-1, 1, 1, 1).expand(-1, *self.event).contiguous())[0]
-        self.edges.copy_(found.flatten(1).mT)
+        self.edges.copy_(ends_of_shades(pixels, self.levels, self.event, self.edges.device))
         return self
 
     def initialise(self, y: Tensor) -> None:

@@ -22,14 +22,14 @@ from unnorm.noise.couplings import Couplings
 from unnorm.noise.gaussian import Gaussian
 from unnorm.progress import Progress
 
-__all__ = ["ImageFlow"]
+__all__ = ["PIXELS", "ImageFlow"]
 
 JUDGED = 1000
 LOOKS = 30
 TOGETHER = 100  # images that are looked at in one go
 WARM_UP = 200  # steps in which the learning rate rises
 CLIP = 500.0
-PIXELS = "pixels"
+PIXELS = "pixels"  # one after the other: so a flow goes, and so do bridges
 WIDE = {"width": 96, "blocks": 2, "bins": 8}
 
 

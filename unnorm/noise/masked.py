@@ -4,7 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, silu
 
-__all__ = ["Masked", "root", "shades"]
+from unnorm.data.transforms import Transform
+
+__all__ = ["Masked", "ends_of_shades", "root", "shades"]
 
 ABOVE = 5  # rows that the first layer sees
 APART = (1, 2, 4)  # pixels between those that a block sees, block by block: what is far matters to a digit
@@ -108,6 +110,12 @@ def shades(y: Tensor, edges: Tensor) -> Tensor:
     low, high = edges.gather(1, cell), edges.gather(1, cell + 1)
     shade = (cell + ((flat - low) / (high - low)).clamp(0, 1)) / (edges.shape[1] - 1)
     return shade.view(column.shape).movedim(0, -1)
+
+
+def ends_of_shades(pixels: Transform, levels: int, event: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where shades begin and end, (P, levels + 1), by `pixels`, a map from shades in [0, 1] to what a network sees."""
+    even = torch.arange(levels + 1, dtype=torch.float64, device=device) / levels
+    return pixels(even.view(-1, 1, 1, 1).expand(-1, *event).contiguous())[0].flatten(1).mT
 
 
 def root(shade: Tensor, levels: int) -> Tensor:

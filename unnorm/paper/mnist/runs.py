@@ -30,7 +30,7 @@ from unnorm.samplers.base import frozen
 from unnorm.samplers.run import run as run_chains
 from unnorm.train import fit
 from unnorm.training import Training
-from unnorm.types import History
+from unnorm.types import History, effective_sample_size
 
 __all__ = ["bits_of_noise", "forget", "learnt", "outcome", "spacing", "step_seconds"]
 
@@ -291,7 +291,7 @@ def _drawn(log_w: Tensor) -> dict[str, float]:
     """
     share, n = torch.softmax(log_w, 0), len(log_w)
     joined = torch.logsumexp(log_w, 0) - math.log(n)
-    ess = 1 / share.square().sum()
+    ess = effective_sample_size(log_w)
     found = {"lower": log_w.mean(), "joined": joined, "upper": (share * log_w).sum(), "joined_ess": ess}
     found["joined_stderr"] = ((n / ess - 1).clamp_min(0) / (n - 1)).sqrt()
     return {name: float(value) for name, value in found.items()}
