@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
-    "errors", "names", "types", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
+    "errors", "names", "types", "randomness", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
     "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "train", "replicas", "bridges",
     "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "images", "settings",
     "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",

@@ -19,6 +19,7 @@ from unnorm.estimators.telescope import Telescope, even_alphas
 from unnorm.models.tilted import Bridged
 from unnorm.noise.base import Noise, event_of
 from unnorm.noise.gaussian import Gaussian
+from unnorm.randomness import derive_seed, stream
 from unnorm.train import fit
 from unnorm.training import Training
 
@@ -30,7 +31,6 @@ DIRECT = 1.5  # nats: what a short training sees less of than this needs no brid
 WANTED = 0.5  # nats between neighbours, as a short training sees them; they grow to 1 or 2 when it is long
 ROUNDS = 3
 HELD_OUT = 2000
-APART = 7_919_003  # from the seed: data that were drawn with the same one would be paired with themselves
 SATURATED = 0.5  # of log n: gaps beyond are larger than what is seen
 
 
@@ -149,11 +149,11 @@ def pilot(
     for _ in range(1 + ROUNDS):
         estimator = Telescope(noise, alphas, base, **options)
         model = Bridged(noise, make_net(len(alphas) - 1)).to(device)
-        training = Training(steps=steps, batch=batch, lr=lr, schedule="cosine", seed=seed)
+        training = Training(steps=steps, batch=batch, lr=lr, schedule="cosine", seed=derive_seed(seed, "pilot"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
             fit(model, estimator, data, training, fabric=fabric, progress=False)
-        own = torch.Generator(device).manual_seed(seed + APART)
+        own = stream(seed, "gaps of the pilot", device=device)
         dtype = next(model.parameters()).dtype
         with torch.no_grad():
             rows = held_out[:HELD_OUT].to(device=device, dtype=dtype)

@@ -262,16 +262,15 @@ def sample(
     as_json: JsonFlag = False,
 ) -> None:
     """Draw points from a fitted density, in the units of its data."""
-    import torch
-
     from unnorm.density import Density
     from unnorm.folders import CONFIG, read_json
+    from unnorm.randomness import stream
 
     density = Density.load(model)
     if not 0 <= seed < 2**62:
         raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
     _check_output(out, force, (".csv", ".npy", ".png") if len(density.event) == 3 else (".csv", ".npy"))
-    draws = density.draws(n, generator=torch.Generator().manual_seed(seed), progress=False if as_json else None)
+    draws = density.draws(n, generator=stream(seed, "samples"), progress=False if as_json else None)
     points = draws.x.flatten(1).numpy()
     config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]
@@ -311,10 +310,9 @@ def diagnose(
     as_json: JsonFlag = False,
 ) -> None:
     """Find log Z anew, by the cheapest way that can be believed, and say whether to trust the density."""
-    import torch
-
     from unnorm.density import Density
     from unnorm.diagnosis import diagnosis
+    from unnorm.randomness import stream
 
     if not 0 <= seed < 2**62:
         raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
@@ -326,7 +324,7 @@ def diagnose(
         stderr=stderr,
         n=n,
         evaluations=evaluations,
-        generator=torch.Generator().manual_seed(seed),
+        generator=stream(seed, "log Z"),
         progress=False if as_json else None,
     )
     if as_json:

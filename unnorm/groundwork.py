@@ -17,12 +17,12 @@ from unnorm.estimators import even_alphas
 from unnorm.folders import GROUNDWORK
 from unnorm.noise import Noise
 from unnorm.noise import fit as fit_noise
+from unnorm.randomness import stream
 from unnorm.settings import Job
 
 __all__ = ["Groundwork", "laid", "load", "reached", "save"]
 
 PILOT_STEPS, PILOT_BATCH = 200, 256
-CHOICE_SEED = 104_729  # rows that a toy drew with the run's own seed are not to be chosen by the same numbers
 
 
 class Groundwork(NamedTuple):
@@ -47,7 +47,7 @@ def laid(
     """Fit the noise, go to its own coordinates where the model is a tilted noise, and choose the bridges."""
     rows = Transformed(train, transform, dtype)
     held_out = None if validation is None else Transformed(validation, transform, dtype)
-    generator = torch.Generator().manual_seed(job.training.seed + CHOICE_SEED)
+    generator = stream(job.training.seed, "choice of the noise")
     noise = fit_noise(rows, job.noise, held_out=held_out, generator=generator)
     said = {"noise": noise.choice.line()} if job.noise == "auto" and noise.choice is not None else {}
     if job.model == "tilted":

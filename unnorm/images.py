@@ -23,6 +23,7 @@ from unnorm.names import choose, options_of
 from unnorm.noise import Autoregression, Copula, Gaussian, ImageFlow, Noise, Pushed
 from unnorm.noise.autoregression import SHOWN
 from unnorm.noise.image_flow import PIXELS
+from unnorm.randomness import stream
 from unnorm.train import fit
 from unnorm.training import Training
 
@@ -97,9 +98,19 @@ class Coordinates:
         way = Compose([self.transform.transforms[0], self.pixels])  # type: ignore[list-item]
         return Coordinates(way, Pushed(self.noise, self.seen), Identity(), self.pixels)
 
-    def rows(self, images: Tensor, device: torch.device | str = "cpu", seed: int = 0, shift: int = 0) -> ImageRows:
-        """Bytes as rows there, dequantised (and shifted) anew at each reading by numbers of this seed."""
-        return ImageRows(images, self.transform, device, torch.Generator(device).manual_seed(seed), shift=shift)
+    def rows(
+        self,
+        images: Tensor,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        shift: int = 0,
+        purpose: str = "training images",
+    ) -> ImageRows:
+        """Return bytes as rows there, dequantised (and shifted) anew at each reading.
+
+        The numbers for this come from a stream of their own, which `seed` and `purpose` name.
+        """
+        return ImageRows(images, self.transform, device, stream(seed, purpose, device=device), shift=shift)
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write them to a file, with what they are of."""
@@ -142,7 +153,7 @@ def coordinates(
     (torch.Size([300, 1, 8, 8]), True)
     """
     make = choose("noise for images", kind, COORDINATES)
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = generator or stream(0, "coordinates")
     with options_of(f"noise '{kind}' for images"):
         return make(data, fabric, generator, **options)
 
@@ -169,7 +180,7 @@ def _copula(data: ImageData, fabric: Fabric | None, generator: torch.Generator) 
 
 def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **options: Any) -> Coordinates:
     device = fabric.device if fabric is not None else torch.device("cpu")
-    own = torch.Generator(device).manual_seed(0)
+    own = stream(0, "dequantisation for the flow", device=device)
     train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
     fitted = ImageFlow.fit(train, levels=data.levels, held_out=held_out, fabric=fabric, generator=generator, **options)
     way, noise = fitted.coordinates()
@@ -228,7 +239,7 @@ def looking(
     """
     channels, *sides = event
     shape = (Views.channels(where.views) * channels, *sides)
-    plain = net(shape, generator=torch.Generator().manual_seed(seed), **options)
+    plain = net(shape, generator=stream(seed, "weights"), **options)
     if not where.views:
         return plain
     whole = Views(where.pixels, where.views, where.levels, plain)
@@ -248,7 +259,7 @@ def stepwise(where: Coordinates, event: Sequence[int], *, seed: int = 0, **optio
         raise InvalidValue("The 'where' of stepwise must be where the pixels are: Coordinates.by_pixels().")
     of_shades = not isinstance(where.pixels, Identity)
     shades: dict[str, Any] = {"levels": where.levels, "views": STEP_VIEWS} if of_shades else {}
-    net = Lookback(event, **shades, generator=torch.Generator().manual_seed(seed), **options)
+    net = Lookback(event, **shades, generator=stream(seed, "weights"), **options)
     flow = getattr(where.noise, "transform", None)
     if isinstance(flow, Autoregression) and (flow.width, flow.blocks) == (net.width, net.blocks):
         net.trunk.begin_as(flow.trunk, shared=SHOWN)  # what it knows of images is not learnt anew
@@ -283,7 +294,7 @@ def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None
 
 def _judges(data: ImageData, where: Coordinates, device: torch.device, n: int) -> Tensor:
     """Some validation images, dequantised once."""
-    rows = where.rows(data.validation.images[:n], device)
+    rows = where.rows(data.validation.images[:n], device, purpose="validation images")
     return rows[torch.arange(len(rows))]
 
 
@@ -363,6 +374,6 @@ def fit_images(
         where.transform,
         held_out=data.validation.images,
         evaluations=evaluations,
-        generator=torch.Generator(fabric.device).manual_seed(training.seed),
+        generator=stream(training.seed, "log Z", device=fabric.device),
         progress=progress,
     )

@@ -24,6 +24,7 @@ from unnorm.iterates import VALIDATED
 from unnorm.metrics import log_probs, nll
 from unnorm.noise.base import event_of
 from unnorm.points import Points, prepare
+from unnorm.randomness import stream
 from unnorm.settings import Job
 from unnorm.train import CHECKPOINT, check_resumable, fit
 from unnorm.training import Training
@@ -78,7 +79,7 @@ def run(
         strict=job.strict,
         progress=progress,
     )
-    generator = torch.Generator(fabric.device).manual_seed(job.training.seed + 1)
+    generator = stream(job.training.seed, "log Z", device=fabric.device)
     transform.to(fabric.device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeightsWarning)  # the verdict says it

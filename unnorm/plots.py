@@ -16,6 +16,7 @@ from torch import Tensor
 from unnorm.density import Density
 from unnorm.errors import InvalidValue
 from unnorm.metrics import log_probs
+from unnorm.randomness import stream
 
 __all__ = ["picture", "sheet"]
 
@@ -28,7 +29,7 @@ def picture(path: Path, density: Density, train: Tensor, test: Tensor, columns: 
     width = train.shape[1]
     draw = {1: _line, 2: _plane}.get(width, _corner)
     drawn = len(train) if width <= 2 else min(SHOWN, max(len(train), 500))
-    samples = density.sample(drawn, generator=torch.Generator().manual_seed(0))
+    samples = density.sample(drawn, generator=stream(0, "picture"))
     plain = tuple(name.replace("$", r"\$") for name in columns)  # a dollar sign would start a formula
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a font without the letters of some column's name
@@ -121,7 +122,7 @@ def _corner(density: Density, train: Tensor, test: Tensor, samples: Tensor, colu
 
 def _histograms(axis: Any, density: Density, train: Tensor, test: Tensor) -> None:
     noise = density.transform.inverse(
-        density.noise.sample(len(test), generator=torch.Generator().manual_seed(0)).double()
+        density.noise.sample(len(test), generator=stream(0, "noise of the picture")).double()
     )
     sets = (("train", train[:SHOWN], DATA), ("test", test[:SHOWN], MODEL), ("noise", noise[:SHOWN], NOISE))
     values = {name: log_probs(density.log_prob, points).numpy() for name, points, _ in sets}

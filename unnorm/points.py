@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from unnorm.data import tables
 from unnorm.data.rows import Rows, RowSource
@@ -15,6 +14,7 @@ from unnorm.errors import DataError
 from unnorm.folders import CONFIG, read_json
 from unnorm.iterates import VALIDATED
 from unnorm.names import unknown
+from unnorm.randomness import numpy_stream, stream
 from unnorm.settings import LEAST_ROWS, Job
 
 __all__ = ["Points", "points_for_scoring", "prepare"]
@@ -43,7 +43,7 @@ def prepare(job: Job) -> Points:
 
 def _toy_points(job: Job) -> Points:
     truth = toy(job.data)
-    generator = torch.Generator().manual_seed(job.training.seed)
+    generator = stream(job.training.seed, "points of a toy set")
     train = truth.sample(job.n, generator=generator)
     test = truth.sample(max(1000, round(job.n * job.test / (1 - job.test))), generator=generator)
     validation = truth.sample(MOST_VALIDATION, generator=generator) if job.training.iterate in VALIDATED else None
@@ -54,7 +54,7 @@ def _table_points(job: Job) -> Points:
     table, places, width = _read(job)
     dropped = len(table.values) - table.rows
     order = np.arange(table.rows, dtype=np.int32 if table.rows < 2**31 else np.int64)
-    np.random.default_rng(job.training.seed).shuffle(order)
+    numpy_stream(job.training.seed, "test rows").shuffle(order)
     if table.kept is not None:
         order = table.kept[order]
     tested = min(max(1, round(job.test * len(order))), len(order) - 4)

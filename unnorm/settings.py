@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from unnorm.errors import InvalidValue
@@ -30,6 +29,7 @@ from unnorm.models.mlp import ACTIVATIONS
 from unnorm.names import choose, unknown
 from unnorm.noise import Gaussian, Noise
 from unnorm.noise.fitting import KINDS
+from unnorm.randomness import stream
 from unnorm.training import Training
 
 __all__ = ["ESTIMATORS", "LEAST_ROWS", "NOISES", "Job"]
@@ -167,7 +167,7 @@ class Job:
         return {name: value for name in ESTIMATORS[self.estimator][2] if (value := getattr(self, name)) is not None}
 
     def build_net(self, width: int, outputs: int | None = None) -> MLP:
-        generator = torch.Generator().manual_seed(self.training.seed)
+        generator = stream(self.training.seed, "weights")
         return MLP(width, self.hidden, self.activation, outputs, generator=generator)
 
     def build_model(self, width: int, noise: Noise, alphas: tuple[float, ...] = ()) -> nn.Module:

@@ -25,6 +25,7 @@ from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.errors import HealthWarning, InvalidValue, WeightsWarning
 from unnorm.noise.fitting import KINDS
+from unnorm.randomness import stream
 from unnorm.tabular.categories import Categories
 from unnorm.tabular.columns import Columns, copies, weighted
 from unnorm.tabular.committee import Committee, Experts
@@ -261,7 +262,7 @@ class EnergyDensity(DensityMixin, _Table):
         if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
             raise InvalidValue(f"n_samples must be an int of at least 1. Got {n_samples!r}.")
         rng = check_random_state(self.random_state if random_state is None else random_state)
-        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        generator = stream(int(rng.randint(2**31 - 1)), "samples")
         drawn = self.density_.sample(int(n_samples), generator=generator).numpy()
         rows = np.tile(self.constants_, (n_samples, 1))
         rows[:, self.columns_.kept] = self.columns_.quantised(drawn)

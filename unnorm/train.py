@@ -34,6 +34,7 @@ from unnorm.health import Health
 from unnorm.iterates import VALIDATED, Iterates
 from unnorm.optim import Rates, set_rates
 from unnorm.progress import Progress
+from unnorm.randomness import TRAINING, stream
 from unnorm.training import Training
 from unnorm.types import History, LogDensity
 
@@ -218,7 +219,7 @@ class _Run:
     def _generator(self, given: torch.Generator | None) -> torch.Generator:
         device = self.fabric.device
         if given is None:
-            return torch.Generator(device).manual_seed(self.training.seed + 1_000_003 * self.fabric.global_rank)
+            return stream(self.training.seed, TRAINING, self.fabric.global_rank, device=device)
         if given.device.type != device.type:
             raise InvalidValue(f"The generator lives on '{given.device}', the training on '{device}'.")
         return given
@@ -288,7 +289,7 @@ class _Run:
     def _validate(self) -> float:
         """The objective on the validation rows, always with the same noise draws, so that iterates can be compared."""
         assert self.validation is not None
-        generator = torch.Generator(self.fabric.device).manual_seed(self.training.seed)
+        generator = stream(self.training.seed, "validation", device=self.fabric.device)
         self.model.eval(), self.estimator.eval()
         looked_at = self.iterates.candidate(self.model)
         info = self.estimator(looked_at, self.validation, generator=generator).info

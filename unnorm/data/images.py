@@ -16,6 +16,7 @@ from unnorm.data.published import Published, home, read_bytes, verified
 from unnorm.data.transforms import Dequantize, Transform
 from unnorm.errors import DataError, InvalidValue
 from unnorm.names import choose
+from unnorm.randomness import stream
 
 __all__ = ["SETS", "ImageData", "ImageRows", "LabelledImages", "image_data", "labelled_images", "mnist"]
 
@@ -181,7 +182,7 @@ def image_data(
     count = min(5000, len(train.images) // 10) if validation is None else validation
     if not 0 <= count < len(train.images):
         raise InvalidValue(f"The 'validation' must leave some of the {len(train.images)} images. Got {count}.")
-    order = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(train.images), generator=stream(seed, "validation images"))
     held, kept = order[:count].sort().values, order[count:].sort().values
     return ImageData(str(name), train.at(kept), train.at(held), test, 17 if name == "digits" else 256)
 
@@ -209,7 +210,7 @@ def _of_folder(folder: Path, part: str) -> LabelledImages:
     n = len(found.images)
     if n < 2:
         raise DataError(f"'{folder}' must hold two images at least, to set some aside. Got {n}.")
-    order, apart = torch.randperm(n, generator=torch.Generator().manual_seed(0)), max(1, n // 10)
+    order, apart = torch.randperm(n, generator=stream(0, "test images")), max(1, n // 10)
     return found.at((order[:apart] if part == "test" else order[apart:]).sort().values)
 
 
@@ -311,7 +312,7 @@ def _digits(part: str, root: Path | str | None, download: bool) -> LabelledImage
     everything = LabelledImages(
         torch.from_numpy(found.images.astype(np.uint8))[:, None], torch.from_numpy(found.target.astype(np.uint8))
     )
-    order = torch.randperm(len(everything.images), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(everything.images), generator=stream(0, "test images"))
     index = order[DIGITS_TEST:] if part == "train" else order[:DIGITS_TEST]
     return everything.at(index.sort().values)
 

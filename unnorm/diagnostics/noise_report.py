@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unnorm.diagnostics.verdicts import KHAT_LIMIT, LEAST_ESS, pareto_khat
 from unnorm.errors import InvalidValue
+from unnorm.randomness import derive_seed, stream
 from unnorm.types import LogDensity, LogZ, effective_sample_size, log_density, log_mean_exp
 
 __all__ = ["NoiseReport", "certified_limit", "noise_report"]
@@ -196,7 +197,7 @@ def _best_critic(noise: Drawn, rows: Any, draws: Tensor, generator: torch.Genera
     """The one with the highest bound."""
     if len(rows) < 20:
         raise InvalidValue(f"A report on a noise against data needs at least 20 rows. Got {len(rows)}.")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 2 * MOST_ROWS]
+    order = torch.randperm(len(rows), generator=stream(0, "order of the rows"))[: 2 * MOST_ROWS]
     picked = torch.as_tensor(rows[order]).double().cpu()
     if picked.shape[1:] != draws.shape[1:]:
         raise InvalidValue(
@@ -227,7 +228,9 @@ def _trees(train: Tensor, z: Tensor) -> Callable[[Tensor], Tensor]:
     from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to import
 
     points = torch.cat([train, z.double().cpu()]).flatten(1).numpy()
-    trees = HistGradientBoostingClassifier(max_iter=100, early_stopping=len(train) > 200, random_state=0)
+    trees = HistGradientBoostingClassifier(
+        max_iter=100, early_stopping=len(train) > 200, random_state=derive_seed(0, "noise report")
+    )
     trees.fit(points, [1] * len(train) + [0] * len(z))
     return lambda x: torch.from_numpy(trees.decision_function(x.double().cpu().flatten(1).numpy()))
 
@@ -241,7 +244,9 @@ def _mixture(train: Tensor, count: int, noise: Drawn, like: Tensor) -> Callable[
     scale = torch.where(scale > 0, scale, 1.0)
     size = flat.shape[1]
     full = size <= 100 and len(train) >= 10 * count * size
-    mixture = GaussianMixture(count, covariance_type="full" if full else "diag", reg_covar=1e-3, random_state=0)
+    mixture = GaussianMixture(
+        count, covariance_type="full" if full else "diag", reg_covar=1e-3, random_state=derive_seed(0, "noise report")
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one that has not converged bounds from below too
         mixture.fit(((flat - loc) / scale).numpy())

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 
 from unnorm.errors import DataError, InvalidValue
+from unnorm.randomness import numpy_stream
 
 __all__ = ["Detection", "detect", "fpr_at_tpr"]
 
@@ -91,7 +92,7 @@ def _by_chance(n: int, m: int, orders: int = 200, most: int = 4000) -> dict[str,
     """Of large classes, by smaller ones of the same shares: the standard deviation falls with the root of the size."""
     scale = max(1.0, (n + m) / most)
     few_n, few_m = max(2, round(n / scale)), max(2, round(m / scale))
-    random, is_in = np.random.default_rng(0), np.repeat([True, False], [few_n, few_m])
+    random, is_in = numpy_stream(0, "scores by chance"), np.repeat([True, False], [few_n, few_m])
     values = dict[str, list[float]]()
     for _ in range(orders):
         for name, value in _numbers(is_in, random.permutation(few_n + few_m).astype(float)).items():

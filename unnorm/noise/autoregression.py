@@ -12,6 +12,7 @@ from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.bends import Bend
 from unnorm.noise.masked import Masked, ends_of_shades, root, shades
+from unnorm.randomness import stream
 from unnorm.types import check_whole, event_shape
 
 __all__ = ["Autoregression"]
@@ -65,7 +66,7 @@ class Autoregression(Transform):
         self.trunk = Masked(SHOWN, width, blocks)
         self.gather, self.last = nn.Linear(width, features), nn.Linear(features, Bend.numbers(bins))
         self.register_buffer("edges", torch.linspace(0, 1, levels + 1).repeat(math.prod(self.event), 1))
-        generator = generator or torch.Generator().manual_seed(0)
+        generator = generator or stream(0, "weights")
         with torch.no_grad():
             self.trunk.initialise(generator)
             nn.init.kaiming_normal_(self.gather.weight, nonlinearity="relu", generator=generator)

@@ -9,6 +9,7 @@ from unnorm.data.affine import Identity
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.choice import Choice
+from unnorm.randomness import stream
 
 __all__ = ["Noise", "event_of", "own_generator"]
 
@@ -88,7 +89,7 @@ class Noise(nn.Module, ABC):
 def own_generator(noise: Noise) -> torch.Generator:
     """A generator on the noise's device, so that looking at a noise changes nobody's random numbers."""
     device = next((buffer.device for buffer in noise.buffers()), torch.device("cpu"))
-    return torch.Generator(device).manual_seed(0)
+    return stream(0, "own draws of a noise", device=device)
 
 
 def event_of(noise: Noise) -> tuple[int, ...]:

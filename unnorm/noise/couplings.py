@@ -11,6 +11,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle, silu
 from unnorm.data.transforms import Transform
 from unnorm.errors import InvalidValue
 from unnorm.noise.bends import Bend
+from unnorm.randomness import stream
 from unnorm.types import event_shape
 
 __all__ = ["Couplings"]
@@ -60,7 +61,7 @@ class Couplings(Transform):
             )
         if not self.steps or min(*self.steps, width, blocks, bins - 1) < 1:
             raise InvalidValue("Couplings need a step at each level, a width, a block, and 2 bins at least.")
-        generator = generator or torch.Generator().manual_seed(0)
+        generator = generator or stream(0, "weights")
         self.step: Callable[..., tuple[Tensor, Tensor]] = _Step.__call__
         with torch.random.fork_rng(devices=[]):  # torch's layers draw weights of their own, which are not kept
             self.levels = nn.ModuleList(

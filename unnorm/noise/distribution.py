@@ -10,7 +10,7 @@ from torch.distributions import Distribution, Independent, Transform
 
 from unnorm.errors import InvalidValue
 from unnorm.noise.base import Noise
-from unnorm.noise.randomness import forked
+from unnorm.randomness import fork_global_generators, stream
 
 __all__ = ["DistributionNoise", "from_distribution"]
 
@@ -66,7 +66,7 @@ class DistributionNoise(Noise):
         return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        with forked(generator, self._device):
+        with fork_global_generators(generator, self._device):
             return self._distribution.sample((n,))
 
     def _log_prob(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _wide(inside: Tensor, x: Tensor) -> Tensor:
 
 
 def _fixed(device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(0)
+    return stream(0, "point of the support", device=device)
 
 
 def _parts(holder: Any) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from unnorm.data.rows import RowSource, spread
 from unnorm.errors import ShrinkageWarning
 from unnorm.noise.gaussian import Gaussian
+from unnorm.randomness import derive_seed
 
 __all__ = ["Components", "fit_mixture"]
 
@@ -103,7 +104,7 @@ def _clusters(rows: np.ndarray, count: int) -> np.ndarray:
     """(count, n): which rows are in which, by k-means; where there are too few distinct rows some are empty."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        label = KMeans(count, n_init=1, max_iter=50, random_state=0).fit_predict(rows)
+        label = KMeans(count, n_init=1, max_iter=50, random_state=derive_seed(0, "mixture")).fit_predict(rows)
     return label == np.arange(count)[:, None]
 
 
@@ -128,7 +129,7 @@ def _maximised(white: np.ndarray, inner: np.ndarray, members: np.ndarray, covari
             weights_init=weight,
             means_init=loc,
             precisions_init=np.stack([np.diag(row) for row in precision]) if covariance == "full" else precision,
-            random_state=0,
+            random_state=derive_seed(0, "mixture"),
         ).fit(white)
 
 

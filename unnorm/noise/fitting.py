@@ -20,6 +20,7 @@ from unnorm.noise.gaussian import Gaussian
 from unnorm.noise.mixture import GaussianMixture, Mixture
 from unnorm.noise.smoothed import Smoothed
 from unnorm.noise.uniform import Uniform
+from unnorm.randomness import stream
 
 __all__ = ["fit"]
 
@@ -102,7 +103,7 @@ def fit(
         raise InvalidValue(f"The noise 'auto' has no options: name the kind to give it {', '.join(options)}.")
     if len(data) == 0 or (held_out is not None and len(held_out) == 0):
         raise DataError("The data have no rows." if len(data) == 0 else "The 'held_out' data have no rows.")
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = generator or stream(0, "noise")
     some, judge = _divided(data, held_out, generator)
     names, left_out = _candidates(some)
     tried: dict[str, Tried] = {}

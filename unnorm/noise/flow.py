@@ -15,7 +15,7 @@ from unnorm.data.transforms import Transform, floating
 from unnorm.errors import DataError, InvalidValue
 from unnorm.noise.base import Noise
 from unnorm.noise.gaussian import Gaussian, scales
-from unnorm.noise.randomness import forked
+from unnorm.randomness import fork_global_generators, stream
 from unnorm.types import event_shape
 
 __all__ = ["Flow", "FlowTransform", "SplineFlow"]
@@ -101,7 +101,7 @@ class Flow(Noise):
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         whole = self._whole()
-        with forked(generator, self.loc.device):
+        with fork_global_generators(generator, self.loc.device):
             z = whole.sample((n,) if isinstance(whole, Distribution) else n)
         return (z.view(n, -1) * self.scale + self.loc).view(n, *self.event)
 
@@ -143,7 +143,7 @@ class SplineFlow(Flow):
             )
         zuko = _zuko()
         # zuko cannot be built on the meta device.
-        with torch.device("cpu"), forked(generator or torch.Generator().manual_seed(0), torch.device("cpu")):
+        with torch.device("cpu"), fork_global_generators(generator or stream(0, "flow"), torch.device("cpu")):
             flow = zuko.flows.NSF(size, transforms=transforms, hidden_features=tuple(hidden), bins=bins)
         super().__init__(flow, event)
         self._options = {"transforms": transforms, "hidden": list(hidden), "bins": bins}
@@ -171,7 +171,7 @@ class SplineFlow(Flow):
             transforms, hidden, bins: of the flow.
             training: as for `Flow.fit`.
         """
-        generator = generator or torch.Generator().manual_seed(0)
+        generator = generator or stream(0, "flow")
         event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:]) if len(data) else ()
         noise = cls(event, transforms, hidden, bins, generator=generator)
         _fit_into(noise, data, generator=generator, **training)
@@ -190,7 +190,7 @@ def _fit_into(
     generator: torch.Generator | None = None,
 ) -> None:
     """Standardise, and train the flow that the noise holds."""
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = generator or stream(0, "flow")
     found = moments(data)
     noise.loc.copy_(found.mean.flatten())
     noise.scale.copy_(scales(found))

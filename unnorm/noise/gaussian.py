@@ -15,6 +15,7 @@ from unnorm.data.transforms import Standardize, Transform
 from unnorm.errors import InvalidValue, ShrinkageWarning
 from unnorm.names import choose
 from unnorm.noise.base import Noise
+from unnorm.randomness import derive_seed
 from unnorm.types import event_shape
 
 __all__ = ["Gaussian", "correlation", "scales", "shrunk"]
@@ -224,7 +225,7 @@ def _low_rank(data: RowSource, found: Moments, scale: Tensor, rank: int) -> tupl
     z = torch.cat([_standardised(data[part], found, scale) for part in rows.split(1000)])
     # Few rows lie in few directions, whatever they are: a quarter of them, and beyond what all have by chance.
     count = min(rank, z.shape[1], max(1, (len(z) - 1) // 4))
-    _, singular, directions = randomized_svd(z.numpy(), n_components=count, random_state=0)
+    _, singular, directions = randomized_svd(z.numpy(), n_components=count, random_state=derive_seed(0, "directions"))
     variances = torch.from_numpy(singular.copy()).square() / len(z)
     left = min(z.shape[1], len(z) - 1) - len(variances)
     rest = max(0.0, float(z.square().sum() / len(z) - variances.sum())) / max(1, left)

@@ -21,6 +21,7 @@ from unnorm.noise.copula import Pushed
 from unnorm.noise.couplings import Couplings
 from unnorm.noise.gaussian import Gaussian
 from unnorm.progress import Progress
+from unnorm.randomness import stream
 
 __all__ = ["PIXELS", "ImageFlow"]
 
@@ -102,7 +103,7 @@ class ImageFlow(Pushed):
             progress: a bar; None shows it on a terminal.
             options: of `Couplings` (width 96, blocks 2 and bins 8 where not given) or of `Autoregression`.
         """
-        generator = generator or torch.Generator().manual_seed(0)
+        generator = generator or stream(0, "flow")
         fabric = fabric or fabric_for("cpu")
         event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:])
         order = torch.randperm(len(data), generator=generator)

@@ -20,6 +20,7 @@ from unnorm.estimators.nce import ence_loss, nce_loss
 from unnorm.estimators.telescope import even_alphas
 from unnorm.estimators.trackers import EMA
 from unnorm.optim import Cosine
+from unnorm.randomness import stream
 from unnorm.types import log_mean_exp
 
 __all__ = [
@@ -55,7 +56,7 @@ class Problem:
     @property
     def rows(self) -> Tensor:
         """(seeds, n)."""
-        return self.distance + torch.randn(self.seeds, self.n, generator=torch.Generator().manual_seed(self.seed))
+        return self.distance + torch.randn(self.seeds, self.n, generator=stream(self.seed, "rows"))
 
     @property
     def mle(self) -> Tensor:
@@ -101,9 +102,9 @@ class Run(NamedTuple):
     seconds: float
 
 
-def train(method: Method, problem: Problem, rates: tuple[float, ...], *, steps: int, batch: int, seed: int = 1) -> Run:
+def train(method: Method, problem: Problem, rates: tuple[float, ...], *, steps: int, batch: int, seed: int = 0) -> Run:
     """`steps` of v_t = (1 - beta) v_{t-1} + beta g_t, theta -= eta_t v_t, with eta falling to zero along a cosine."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream(seed, "training")
     rows, began = problem.rows, time.perf_counter()
     eta, decay = torch.tensor(rates)[:, None], Cosine(1.0, steps)
     parameters, v = torch.empty(0), torch.empty(0)

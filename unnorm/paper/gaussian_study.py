@@ -28,6 +28,7 @@ from unnorm.paper.gaussian_mean import (
     linear_optimum,
     train,
 )
+from unnorm.randomness import stream
 from unnorm.train import step
 
 __all__ = ["METHODS", "PAPER_RATES", "PAPER_SECONDS", "Study", "quick"]
@@ -107,7 +108,7 @@ class Study:
         method = make(self, problem)
         rates = self.bridge_rates if isinstance(method, Bridges) else RATES
         batch = self.small if name == "meco-small" else self.batch
-        run = train(method, problem, rates, steps=self.steps, batch=batch, seed=self.seed + 1)
+        run = train(method, problem, rates, steps=self.steps, batch=batch, seed=self.seed)
         best = tuned(run, problem.distance)
         error = run.theta[-1, best].double() - problem.distance
         rmse = _rmse(run.theta[-1, best], problem.distance)
@@ -138,7 +139,7 @@ class Study:
 
     def _coupling(self, heads: str, coupling: str, problem: Problem) -> dict[str, Any]:
         method = Bridges(FEW_BRIDGES, heads, coupling, GAMMA)
-        run = train(method, problem, self.bridge_rates, steps=self.steps, batch=self.batch, seed=self.seed + 1)
+        run = train(method, problem, self.bridge_rates, steps=self.steps, batch=self.batch, seed=self.seed)
         best = tuned(run, problem.distance)
         ratio = _rmse(run.theta[-1, best], problem.distance) / _rmse(problem.mle, problem.distance)
         facts = {"kind": "coupling", "heads": heads, "coupling": coupling, "bridges": FEW_BRIDGES}
@@ -278,10 +279,10 @@ class _Mean(nn.Module):
 def times(steps: int, batch: int, repeats: int) -> dict[str, float]:
     """Seconds of `steps` of one replica at R = 1 with the library's classes, side by side; best of `repeats`."""
     noise, best = Gaussian(1), dict[str, float]()
-    rows = 1 + torch.randn(10 * batch, 1, generator=torch.Generator().manual_seed(0))
+    rows = 1 + torch.randn(10 * batch, 1, generator=stream(0, "rows"))
     for _ in range(repeats):
         for name, (model, estimator, optimizer) in _subjects(noise).items():
-            generator = torch.Generator().manual_seed(1)
+            generator = stream(0, "training")
             began = time.perf_counter()
             for _ in range(steps):
                 x = rows[torch.randint(len(rows), (batch,), generator=generator)]

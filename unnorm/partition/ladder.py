@@ -19,6 +19,7 @@ from unnorm.partition.path import Schedule, plan
 from unnorm.partition.probes import beyond_support, far_out
 from unnorm.partition.routes import usual_path
 from unnorm.partition.weights import RAREST, Weights
+from unnorm.randomness import stream
 from unnorm.samplers.base import frozen
 from unnorm.types import LogDensity, LogZ, log_density
 
@@ -185,7 +186,7 @@ def ladder(
             data, unchecked = None, f"without {LEAST_DATA} rows of data or more"
     if data is not None:
         # In an order of their own: sorted rows would show the rungs below one end of the data only.
-        rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MOST_DATA]
+        rows = torch.randperm(len(data), generator=stream(0, "order of the rows"))[:MOST_DATA]
         data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
     if isinstance(model, Stepwise):
         rung = _by_quadrature(model, data, stderr, generator)

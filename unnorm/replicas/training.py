@@ -14,6 +14,7 @@ from unnorm.names import choose, unknown
 from unnorm.noise.stacked import StackedNoise
 from unnorm.optim import Schedule, rates
 from unnorm.progress import Progress
+from unnorm.randomness import TRAINING, derive_seed
 from unnorm.replicas.stacked import Stacked
 from unnorm.replicas.updates import UPDATES, make_update
 from unnorm.streams import Streams, integers
@@ -149,7 +150,7 @@ class _Run:
         self.shape: Schedule = rates(training.schedule, lr=1.0, steps=training.steps).eta
         own = seeds if seeds is not None else range(training.seed, training.seed + self.n)
         self._numbers("seeds", own, 0)
-        self.streams = Streams(list(own), device, ahead)
+        self.streams = Streams([derive_seed(int(seed), TRAINING, 0) for seed in own], device, ahead)
         self.data = data.to(device=device, dtype=dtype).reshape(-1, *data.shape[1 if sets is None else 2 :])
         self.rows = len(data) if sets is None else data.shape[1]
         first = torch.zeros(self.n, dtype=torch.int64) if sets is None else torch.tensor(list(sets)) * self.rows

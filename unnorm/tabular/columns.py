@@ -8,6 +8,7 @@ import torch
 from torch.quasirandom import SobolEngine
 
 from unnorm.errors import ConstantColumnWarning
+from unnorm.randomness import derive_seed, numpy_stream
 
 __all__ = ["Columns", "copies", "weighted"]
 
@@ -73,7 +74,7 @@ class Columns(NamedTuple):
 
     def dequantised(self, rows: np.ndarray, seed: int) -> np.ndarray:
         """The columns that vary, values spread evenly over their cells: a density of integers is a probability."""
-        places = np.random.default_rng(seed).uniform(-0.5, 0.5, (len(rows), int(self.discrete.sum())))
+        places = numpy_stream(seed, "places in cells").uniform(-0.5, 0.5, (len(rows), int(self.discrete.sum())))
         varying = self.varying(rows).copy()
         varying[:, self.discrete] += places * self.cells[self.discrete]
         return varying
@@ -94,7 +95,11 @@ class Columns(NamedTuple):
         if count == 1:
             even = (np.arange(len(places))[:, None] + 0.5) / len(places)
         else:
-            even = SobolEngine(count, scramble=True, seed=0).draw(len(places), dtype=torch.float64).numpy()
+            even = (
+                SobolEngine(count, scramble=True, seed=derive_seed(0, "points in cells"))
+                .draw(len(places), dtype=torch.float64)
+                .numpy()
+            )
         places[:, self.discrete] = (even - 0.5) * self.cells[self.discrete]
         return places
 

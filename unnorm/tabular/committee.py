@@ -21,6 +21,7 @@ from unnorm.errors import WeightsWarning
 from unnorm.estimators import MECO
 from unnorm.models import MLP, Averaged, Seen, Tilted
 from unnorm.noise import Gaussian, Noise
+from unnorm.randomness import derive_seed, stream
 from unnorm.training import Training
 from unnorm.types import History
 
@@ -118,7 +119,9 @@ class Committee:
         scaled = _through(scale, rows)
         usual = _trimmed(scaled)
         components = int(np.clip(len(rows) // (ROWS_FOR_EACH * rows.shape[1]), 1, COMPONENTS))
-        mixture = GaussianMixture(components, reg_covar=WIDENED, max_iter=50, random_state=experts.seed)
+        mixture = GaussianMixture(
+            components, reg_covar=WIDENED, max_iter=50, random_state=derive_seed(experts.seed, "mixture")
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fifty rounds are enough for a part of a committee
             mixture.fit(usual)
@@ -182,7 +185,7 @@ class Experts:
                 Compose([scale, whiten]),
                 n=DRAWS,
                 evaluations=int(np.clip(EVALUATIONS * NARROW // scaled.shape[1], DRAWS, EVALUATIONS)),
-                generator=_seeded(self.seed),
+                generator=stream(self.seed, "log Z"),
             )
         # double, so that a row's energy does not depend on its neighbours' in a batch
         return Learned(density.double().eval(), history, len(nets))
@@ -191,7 +194,7 @@ class Experts:
         self, rows: torch.Tensor, noise: Noise, whiten: Whiten, fabric: Fabric
     ) -> tuple[list[nn.Module], History]:
         """Side by side; those that diverge have no say, and where all do the energy is the noise's."""
-        nets = [MLP(rows.shape[1], self.hidden, generator=_seeded(self.seed + k)) for k in range(self.count)]
+        nets = [MLP(rows.shape[1], self.hidden, generator=stream(self.seed, "weights", k)) for k in range(self.count)]
         training = Training(
             steps=self.steps,
             batch=min(BATCH, len(rows)),
@@ -267,10 +270,6 @@ def _flat(net: MLP) -> MLP:
     for parameter in net.parameters():
         nn.init.zeros_(parameter)
     return net
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def _bounded(energy: np.ndarray) -> np.ndarray:

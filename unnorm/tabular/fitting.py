@@ -17,6 +17,7 @@ from unnorm.data.robust import LogTails, robust_scale
 from unnorm.data.transforms import Compose, Transformed
 from unnorm.density import Density
 from unnorm.errors import HealthWarning, NonFiniteObjective, ShrinkageWarning, WeightsWarning
+from unnorm.randomness import stream
 from unnorm.settings import Job
 from unnorm.train import fit
 from unnorm.training import Training
@@ -106,7 +107,7 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | No
     """
     began = time.perf_counter()
     data = torch.from_numpy(np.ascontiguousarray(rows))
-    validation, train = _divided(data, same, plan.seed + 1)
+    validation, train = _divided(data, same, plan.seed)
     transform = Compose([robust_scale(rows), LogTails()])
     job = plan.job(len(train), rows.shape[1])
     with _gathered() as said:
@@ -119,7 +120,7 @@ def fit_rows(rows: np.ndarray, plan: Plan, fabric: Fabric, same: np.ndarray | No
         history = History([])
         if validation is not None:
             history = _trained(model, job, ground, train, validation, fabric, plan)
-        generator = torch.Generator(fabric.device).manual_seed(plan.seed + 2)
+        generator = stream(plan.seed, "log Z", device=fabric.device)
         density = Density.normalise(
             model.to(fabric.device),
             ground.noise.to(fabric.device),
@@ -158,7 +159,7 @@ def _divided(data: torch.Tensor, same: np.ndarray | None, seed: int) -> tuple[to
     distinct = int(of.max()) + 1
     if distinct < FEW_ROWS:
         return None, data
-    place = torch.randperm(distinct, generator=torch.Generator().manual_seed(seed))[of]
+    place = torch.randperm(distinct, generator=stream(seed, "validation rows"))[of]
     held = place < min(MOST_HELD_OUT, round(HELD_OUT * distinct))
     return data[held], data[~held]
 

@@ -12,6 +12,7 @@ from unnorm.checkpoint import read_tensors, write_tensors
 from unnorm.ledger import key_of
 from unnorm.models import ResNet
 from unnorm.paper.mnist.problem import Problem
+from unnorm.randomness import stream
 
 __all__ = ["Judge", "Nearest", "Verdict", "nearest", "trained"]
 
@@ -72,7 +73,7 @@ def trained(problem: Problem, path: Path) -> Judge:
     """The classifier of the study; read from `path` where it was trained before."""
     data, device, steps = problem.data, problem.fabric.device, problem.size.classifier
     widths = (16, 32) if data.event[1] < 16 else (32, 64, 64)
-    net = ResNet(data.event, widths, 2, 128, CLASSES, generator=torch.Generator().manual_seed(0)).to(device)
+    net = ResNet(data.event, widths, 2, 128, CLASSES, generator=stream(0, "weights")).to(device)
     judge = Judge(net, data.levels, 0.0, steps)
     note = {"classifier": key_of({"data": problem.size.data, "steps": steps})}
     tensors, found = read_tensors(path) if path.exists() else ({}, {})
@@ -90,7 +91,7 @@ def trained(problem: Problem, path: Path) -> Judge:
 def _train(judge: Judge, images: Tensor, labels: Tensor) -> None:
     optimizer = torch.optim.AdamW(judge.net.parameters(), 2e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, judge.steps)
-    generator = torch.Generator(images.device).manual_seed(0)
+    generator = stream(0, "training", device=images.device)
     for _ in range(judge.steps):
         index = torch.randint(len(images), (BATCH,), generator=generator, device=images.device)
         shades = _shifted(images[index].float() / (judge.levels - 1), generator)

@@ -100,7 +100,7 @@ class Problem:
         if noise == "gaussian":
             return where.noise
         if noise not in self._noises:
-            rows = where.rows(self.data.train.images, self.fabric.device, seed=1)
+            rows = where.rows(self.data.train.images, self.fabric.device, purpose="images of the noise")
             everything = torch.cat([rows[part] for part in torch.arange(len(rows)).split(5000)])
             found = Empirical(everything) if noise == "empirical" else Smoothed.fit(everything.cpu(), "loo")
             self._noises[noise] = found.to(self.fabric.device)
@@ -126,5 +126,5 @@ class Problem:
 
     def held_out(self, row: Row, n: int) -> Tensor:
         """Validation images in the coordinates of a row, on the device."""
-        rows = self.where_of(row).rows(self.data.validation.images[:n], self.fabric.device, seed=2)
+        rows = self.where_of(row).rows(self.data.validation.images[:n], self.fabric.device, purpose="validation images")
         return rows[torch.arange(len(rows))]

@@ -25,6 +25,7 @@ from unnorm.partition import Annealing, Schedule, ais, bracket, plan
 from unnorm.partition.annealed import settled
 from unnorm.partition.routes import usual_path
 from unnorm.plots import sheet
+from unnorm.randomness import stream
 from unnorm.samplers import HMC
 from unnorm.samplers.base import frozen
 from unnorm.samplers.run import run as run_chains
@@ -52,7 +53,9 @@ def bits_of_noise(problem: Problem, noise: str) -> dict[str, float]:
 
 def _scored(problem: Problem, log_prob: nn.Module, transform: Transform) -> BitsPerDim:
     images = problem.data.test.images.to(problem.fabric.device)
-    return bits_per_dim(log_prob, images, transform, log_z=None, chunk=500, generator=_own(problem, 3))
+    return bits_per_dim(
+        log_prob, images, transform, log_z=None, chunk=500, generator=_own(problem, 0, "places in the cells")
+    )
 
 
 def spacing(problem: Problem, noise: str) -> dict[str, Any]:
@@ -66,7 +69,9 @@ def spacing(problem: Problem, noise: str) -> dict[str, Any]:
             warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
             _fit(problem, row, model, estimator, size.trial, 0, None)
         with torch.no_grad():
-            gaps = estimator.gaps(model, problem.held_out(row, size.judged), generator=_own(problem, 4)).tolist()
+            gaps = estimator.gaps(
+                model, problem.held_out(row, size.judged), generator=_own(problem, 0, "gaps")
+            ).tolist()
         trials.append({"alphas": alphas, "gaps": gaps})
         alphas = respaced(alphas, gaps, size.wanted, LEAST_BRIDGES)
     return {"alphas": alphas, "trials": trials, "seconds": time.perf_counter() - began}
@@ -222,14 +227,14 @@ def _curve(history: History) -> dict[str, Any]:
     return {"curve": {name: [round(float(value), 4) for value in values] for name, values in found.items() if values}}
 
 
-def _own(problem: Problem, seed: int) -> torch.Generator:
-    return torch.Generator(problem.fabric.device).manual_seed(seed)
+def _own(problem: Problem, seed: int, purpose: str = "log Z and samples") -> torch.Generator:
+    return stream(seed, purpose, device=problem.fabric.device)
 
 
 def _normalised(problem: Problem, row: Row, model: nn.Module, seed: int, more: bool) -> tuple[dict[str, Any], Tensor]:
     """Bits per dimension with both sides of log Z, and chains that ended at the model."""
     size, where = problem.size, problem.where_of(row)
-    generator, began = _own(problem, 1000 + seed), time.perf_counter()
+    generator, began = _own(problem, seed), time.perf_counter()
     path = usual_path(model, where.noise)
     try:
         with frozen(model) as target, torch.no_grad():
@@ -271,7 +276,7 @@ def _by_steps(problem: Problem, row: Row, model: Stepwise, seed: int, more: bool
     scored = _scored(problem, model, problem.where_of(row).transform)
     facts: dict[str, Any] = {"status": "ok", "se": scored.stderr, "raw_bits": scored.value, "sides": sides}
     facts["scored_seconds"], began = time.perf_counter() - began, time.perf_counter()
-    samples, log_w = model.weighted(size.chains, generator=_own(problem, 1000 + seed))
+    samples, log_w = model.weighted(size.chains, generator=_own(problem, seed))
     facts["sampled_seconds"] = time.perf_counter() - began
     sides.append({"draws": len(log_w), **_drawn(log_w), "seconds": facts["sampled_seconds"]})
     low, high = (pick(one[side] for one in sides[-2:]) for side, pick in (("lower", min), ("upper", max)))

@@ -15,13 +15,14 @@ from torch import Tensor
 from unnorm.data.toy import Toy, toy
 from unnorm.metrics import frechet, median_bandwidth, mmd
 from unnorm.noise import Gaussian
-from unnorm.paper.toy2d.spec import DATA, Size
+from unnorm.paper.toy2d.spec import Size
+from unnorm.randomness import derive_seed, stream
 
 __all__ = ["Measured", "Plane", "Problem", "entropy", "picture", "plane", "sampled"]
 
 WIDER = 1.5  # the plane's half side, in extents of the data set
 PICTURE = 96  # cells on each side
-ROWS, FRESH, START, STREAM, DRAWS = (10_000_000 * k for k in range(1, 6))  # seeds of one kind are none of another's
+ROWS, FRESH, START, STREAM, DRAWS = "rows", "fresh points", "weights", "training", "draws"
 
 
 class Plane(NamedTuple):
@@ -70,12 +71,12 @@ class Problem:
     def truth(self) -> Toy:
         return toy(self.data)
 
-    def generator(self, kind: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.number(kind))
+    def generator(self, kind: str) -> torch.Generator:
+        return stream(self.seed, self.data, kind)
 
-    def number(self, kind: int) -> int:
+    def number(self, kind: str) -> int:
         """A seed of its own for each kind of randomness, data set and seed of the study."""
-        return kind + 10_000 * DATA.index(self.data) + self.seed
+        return derive_seed(self.seed, self.data, kind)
 
     @cached_property
     def _rows(self) -> tuple[Tensor, ...]:
