@@ -530,13 +530,18 @@ def test_strict_stops_a_diverging_run(capsys):
 
 @pytest.mark.filterwarnings("default::unnorm.errors.HealthWarning")
 def test_a_diverging_run_is_not_trusted(capsys):
-    """Not told to stop, it goes on, says so once for each cause, and the verdict remembers."""
-    unnorm(*DIVERGING, "--hidden", "64,64", "--lr", "0.003")
-    assert "unnorm: warning: At step" in capsys.readouterr().err
+    """Not told to stop, it goes on, says so once for each cause, and the verdict remembers.
+
+    The rate is the one that `test_strict_stops_a_diverging_run` stops at; at 0.003 a run in three is warned of.
+    """
+    unnorm(*DIVERGING, "--hidden", "64,64", "--lr", "0.01")
+    said = capsys.readouterr().err
     result = json.loads(Path("runs/8gaussians/result.json").read_text())
     assert result["verdict_level"] != "TRUST"
     assert "the health monitor warned in training (at step" in result["verdict"]
-    assert len(result["warnings"]) == len({line.split(", ")[1].split(":")[0] for line in result["warnings"]})
+    causes = {line.split(", ")[1].split(":")[0] for line in result["warnings"]}
+    assert len(result["warnings"]) == len(causes) >= 2
+    assert said.count("unnorm: warning: At step") == len(causes)
 
 
 def test_sample_says_how_good_it_is(capsys):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning_fabric import Fabric
+from scipy import stats
 
 from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, fit
 from unnorm.checkpoint import read_tensors, write_tensors
@@ -273,13 +274,20 @@ class TestPatience:
         moved, _ = self.run([1.0, 5.0, 4.0, 3.0])
         assert not same(moved, Quadratic(1))
 
-    def test_the_truth_is_kept(self):
-        """The model starts as N(0, I), and so are the data: steps of 1 only spoil it, and all are forgotten."""
-        x, model = torch.randn(20_000, 2, generator=seeded()), Quadratic(2)
-        training = Training(steps=20, lr=1.0, iterate="best", validate_every=1)
+    @pytest.mark.filterwarnings("ignore::unnorm.errors.HealthWarning")  # such steps leave u behind
+    @pytest.mark.parametrize("seed", range(3))
+    def test_the_truth_is_kept(self, seed):
+        """The model starts as N(0, I), and so are the data: steps of 1 only spoil it, and all are forgotten.
+
+        The value before training is exact, because q = p (Lemma 1). On n rows of the truth the best of all five
+        parameters gains chi2(5) / 2n nats a row. Every look loses more than that gain is in 999 data sets of 1,000.
+        """
+        x, model = torch.randn(20_000, 2, generator=seeded(seed)), Quadratic(2)
+        first = x.square().sum(1).mean().item() / 2 + math.log(2 * math.pi)
+        training = Training(steps=20, lr=1.0, iterate="best", validate_every=1, seed=seed)
         history = fit(model, MECO(Gaussian(2)), x, training, validation=x)
         assert same(model, Quadratic(2))
-        assert min(history["validation"]) > 1 + math.log(2 * math.pi) + 0.01  # the entropy of N(0, I)
+        assert min(history["validation"]) > first + stats.chi2(5).isf(0.001) / (2 * len(x))
 
     def test_resume_after_an_early_end(self, tmp_path):
         """There is nothing left to do, with the same steps or with more; the history and the best are the same."""
