@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 from torch import distributions as td
 
 from unnorm.data.targets import (
@@ -21,6 +21,7 @@ from unnorm.data.targets import (
     funnel,
     gaussian,
     heavy_axes,
+    heavy_direction,
     mixture,
     rbm,
     student_t,
@@ -273,6 +274,32 @@ class TestFunnel:
         assert score(target("funnel-10").log_density, x).isfinite().all()
 
 
+def test_rare_modes_have_their_shares_and_lie_apart():
+    x = draws("rare-modes-30").numpy()
+    group = rare_modes(x)
+    assert stats.chisquare(np.bincount(group), N * np.array([0.93, 0.05, 0.02])).pvalue > 1e-3
+    means = [x[group == k].mean(0) for k in range(3)]
+    spread = max(np.linalg.norm(x[group == k] - means[k], axis=1).max() for k in range(3))
+    assert spread < 11  # no group is two
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.linalg.norm(means[one] - means[other]) > 11
+
+
+def test_a_heavy_direction_is_on_no_coordinate():
+    """Along it the samples are Student's with three degrees, across it normal; scipy's densities agree."""
+    x = draws("heavy-oblique-10")
+    u = torch.arange(1.0, 11.0, dtype=torch.float64) / math.sqrt(385)
+    assert stats.kstest((x @ u).numpy(), stats.t(3).cdf).pvalue > 1e-3
+    for seed in range(3):
+        v = torch.randn(10, generator=seeded(seed), dtype=torch.float64)
+        v -= (v @ u) * u
+        assert stats.kstest((x @ v / v.norm()).numpy(), stats.norm.cdf).pvalue > 1e-3
+    across = (x[:100] - (x[:100] @ u)[:, None] * u).square().sum(-1).numpy()
+    oracle = stats.t(3).logpdf(x[:100] @ u) - across / 2 - 4.5 * math.log(2 * math.pi)
+    found = target("heavy-oblique-10").log_density(x[:100]) - target("heavy-oblique-10").log_z
+    np.testing.assert_allclose(found, oracle, rtol=1e-10, atol=1e-10)
+
+
 def gaussian_proposal(x, n, inflate=1.1):
     """Draws of a Gaussian with the samples' moments, its covariance inflated, and their log density."""
     q = stats.multivariate_normal(x.mean(0), inflate * np.cov(x.T), seed=3)
@@ -319,12 +346,50 @@ def axes_proposal(x, n):
     return z, heavy.logpdf(z[:, :2]).sum(-1) + light.logpdf(z[:, 2:]).sum(-1)
 
 
+def rare_modes(x):
+    """The groups of the samples, from these alone: the common mode around the median, and two on either side of the
+    axis along which those far from it vary; then each sample goes to the nearest mean."""
+    middle = np.median(x, 0)
+    far = np.linalg.norm(x - middle, axis=1) > 9
+    _, _, axes = np.linalg.svd(x[far] - x[far].mean(0), full_matrices=False)
+    side = (x - x[far].mean(0)) @ axes[0]
+    rarer = side > 0 if (side[far] > 0).mean() < 0.5 else side < 0
+    group = np.where(far, 1 + rarer, 0)
+    means = np.stack([x[group == k].mean(0) for k in range(3)])
+    return np.stack([np.linalg.norm(x - mean, axis=1) for mean in means]).argmin(0)
+
+
+def modes_proposal(x, n):
+    """A Gaussian for each of the three groups of samples, with their moments and shares, a little wider."""
+    random = np.random.default_rng(3)
+    group = rare_modes(x)
+    normals = [stats.multivariate_normal(x[group == k].mean(0), 1.1 * np.cov(x[group == k].T)) for k in range(3)]
+    shares = np.bincount(group) / len(x)
+    which = random.choice(3, n, p=shares)
+    z = np.empty((n, x.shape[1]))
+    for k, normal in enumerate(normals):
+        z[which == k] = normal.rvs((which == k).sum(), random_state=random)
+    return z, special.logsumexp([math.log(s) + each.logpdf(z) for s, each in zip(shares, normals, strict=True)], axis=0)
+
+
+def direction_proposal(x, n):
+    """Student's with one degree along (1, 2, ..., 10), where the target has three, and normals across."""
+    random = np.random.default_rng(3)
+    u = np.arange(1, 11) / math.sqrt(385)
+    heavy, light = stats.t(1), stats.norm(0, 1.1)
+    along, white = heavy.rvs(n, random_state=random), light.rvs((n, 10), random_state=random)
+    across = white - np.outer(white @ u, u)
+    return across + np.outer(along, u), heavy.logpdf(along) + light.logpdf(white).sum(1) - light.logpdf(white @ u)
+
+
 PROPOSALS = dict.fromkeys(GAUSSIANS, (gaussian_proposal, 40_000)) | {
     "mixture-40": (gaussian_proposal, 100_000),
     "banana-2": (student_proposal, 100_000),
     "funnel-10": (funnel_proposal, 40_000),
     "student-t-5": (student_proposal, 40_000),
     "heavy-axes-10": (axes_proposal, 40_000),
+    "rare-modes-30": (modes_proposal, 40_000),
+    "heavy-oblique-10": (direction_proposal, 40_000),
     "rbm": (gaussian_proposal, 200_000),
     "double-well-20": (wells_proposal, 100_000),
 }
@@ -471,6 +536,12 @@ def test_functions_take_their_numbers():
         (lambda: banana(math.inf), "'spread' of banana must be positive and finite. Got inf"),
         (lambda: student_t(0, torch.zeros(1), torch.eye(1)), "'df' of student_t must be a whole number from 1. Got 0"),
         (lambda: heavy_axes(2, 3, 2), "from 1 to 2 heavy axes. Got 2 and 3"),
+        (lambda: heavy_direction(0, torch.ones(2)), "'df' of heavy_direction must be a whole number from 1. Got 0"),
+        (
+            lambda: heavy_direction(3, torch.zeros(2)),
+            "'direction' of heavy_direction must .* not be zero. Got .* length 0",
+        ),
+        (lambda: heavy_direction(3, torch.eye(2)), r"'direction' of heavy_direction must .* Got shape \(2, 2\)"),
         (lambda: student_t(2.5, torch.zeros(1), torch.eye(1)), "whole number from 1. Got 2.5"),
         (lambda: rbm(torch.zeros(2, 3), torch.zeros(3), torch.zeros(2)), r"of rbm must have shapes.*\(2, 3\), \(3,\)"),
         (lambda: rbm(torch.zeros(2, 21), torch.zeros(2), torch.zeros(21)), "at most 20 hidden units. Got 21"),
@@ -504,4 +575,7 @@ def test_on_the_device(device, generator):
 def test_seeded_parameters_stay_what_they_are():
     """Published numbers refer to these two: another numpy or LAPACK must not make other targets of them."""
     assert target("mixture-40").log_z == pytest.approx(5.606516383437, abs=1e-10)
+    assert float(target("rare-modes-30").log_density(torch.ones(1, 30, dtype=torch.float64))) == pytest.approx(
+        -18.434237288939
+    )
     assert target("rbm").log_z == pytest.approx(7.470284268884, abs=1e-10)

@@ -27,6 +27,7 @@ __all__ = [
     "funnel",
     "gaussian",
     "heavy_axes",
+    "heavy_direction",
     "mixture",
     "rbm",
     "student_t",
@@ -259,6 +260,46 @@ def _draw_heavy_axes(n: int, generator: torch.Generator | None, df: Tensor, heav
     return torch.where(heavy > 0, white * (df / chi_squared).sqrt(), white)
 
 
+def heavy_direction(df: int, direction: Tensor, *, name: str = "heavy-direction") -> Target:
+    """(1 + t^2 / df)^(-(df + 1) / 2) along one direction, where t is the coordinate along it, and normal across it.
+
+    In a direction that is oblique to the coordinates, no coordinate and no random ray shows the heavy tail.
+
+    Args:
+        df: degrees of freedom, a whole number.
+        direction: of any length but zero, shape (d,).
+        name: what it is called.
+
+    >>> round(heavy_direction(1, torch.tensor([3.0, 4.0])).log_z, 4) == round(heavy_axes(1, 1, 2).log_z, 4)
+    True
+    """
+    direction = _float64(direction)
+    if not isinstance(df, int) or df < 1:
+        raise InvalidValue(f"The 'df' of heavy_direction must be a whole number from 1. Got {df}.")
+    length = direction.norm()
+    if direction.ndim != 1 or not bool(length.isfinite() & (length > 0)):
+        raise InvalidValue(
+            f"The 'direction' of heavy_direction must have shape (d,), be finite, and not be zero. "
+            f"Got shape {tuple(direction.shape)} and length {float(length):g}."
+        )
+    size = len(direction)
+    numbers = (_float64(df), direction / length)
+    return Target(name, (size,), heavy_axes(df, 1, size).log_z, numbers, _heavy_direction, _draw_heavy_direction)
+
+
+def _heavy_direction(x: Tensor, df: Tensor, direction: Tensor) -> Tensor:
+    along = x @ direction
+    across = x - along[:, None] * direction
+    return -((df + 1) * torch.log1p(along.square() / df) + across.square().sum(-1)) / 2
+
+
+def _draw_heavy_direction(n: int, generator: torch.Generator | None, df: Tensor, direction: Tensor) -> Tensor:
+    white = _normal(df, n, len(direction), generator=generator)
+    chi_squared = _normal(df, n, int(df), generator=generator).square().sum(-1)
+    along = white @ direction
+    return white + (along * ((df / chi_squared).sqrt() - 1))[:, None] * direction
+
+
 def rbm(weight: Tensor, visible_bias: Tensor, hidden_bias: Tensor, sigma: float = 1.0, *, name: str = "rbm") -> Target:
     """A restricted Boltzmann machine, Gaussian v (d of them) and binary h (at most 20), with h summed out.
 
@@ -440,6 +481,19 @@ def _mixture_40(name: str) -> Target:
     return mixture(torch.from_numpy(amplitude), torch.from_numpy(mean), torch.from_numpy(covariance), name=name)
 
 
+def _rare_modes_30(name: str) -> Target:
+    """Three modes with shares .93, .05 and .02 in thirty dimensions, the rare ones twelve from the common one.
+
+    Their covariances are turned, with eigenvalues from 0.5 to 2. A noise that draws from the common mode alone finds
+    93% of the mass, and weights that look good.
+    """
+    shares = torch.tensor([0.93, 0.05, 0.02], dtype=torch.float64)
+    away = _orthogonal(np.random.RandomState(30), 30)[:, :3].T * np.array([[1.0], [12.0], [12.0]])
+    covariance = torch.stack([_ellipsoid(30, 0.5, 2.0, seed=seed)[1] for seed in (31, 32, 33)])
+    amplitude = shares / torch.linalg.det(covariance).sqrt()
+    return mixture(amplitude, torch.from_numpy(away), covariance, name=name)
+
+
 def _student_t_5(name: str) -> Target:
     return student_t(3, *_ellipsoid(5, 0.1, 10.0, seed=5), name=name)
 
@@ -465,10 +519,12 @@ _BUILDERS: dict[str, Callable[[str], Target]] = {
     "gaussian-10-easy": partial(_gaussian_of, size=10, least=0.5, most=5.0),
     "gaussian-100": partial(_gaussian_of, size=100, least=1e-3, most=10.0),
     "mixture-40": _mixture_40,
+    "rare-modes-30": _rare_modes_30,
     "funnel-10": lambda name: funnel(10, 3.0, name=name),
     "banana-2": lambda name: banana(10.0, 0.03, name=name),
     "student-t-5": _student_t_5,
     "heavy-axes-10": lambda name: heavy_axes(2, 2, 10, name=name),
+    "heavy-oblique-10": lambda name: heavy_direction(3, torch.arange(1.0, 11.0), name=name),
     "rbm": _rbm_10_8,
     "double-well-20": _double_well_20,
 }
