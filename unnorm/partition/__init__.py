@@ -2,9 +2,10 @@
 
 from unnorm.partition.annealed import Annealing, ais, reverse_ais
 from unnorm.partition.bridge import Bracket, bennett, bracket
+from unnorm.partition.climb import Climb, Rung, mass_not_ruled_out
 from unnorm.partition.grid import Grid, bounding_box, fitting_box, grid
 from unnorm.partition.importance import importance, log_weights
-from unnorm.partition.ladder import Climb, Rung, ladder
+from unnorm.partition.ladder import ladder
 from unnorm.partition.path import Schedule, geometric, plan
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "importance",
     "ladder",
     "log_weights",
+    "mass_not_ruled_out",
     "plan",
     "reverse_ais",
 ]

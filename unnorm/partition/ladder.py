@@ -13,6 +13,7 @@ from unnorm.models.tilted import log_weight
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import Annealing, ais, estimate, stuck
 from unnorm.partition.bridge import Bracket, bracket, unseen
+from unnorm.partition.climb import EXACT, Climb, Rung, nats
 from unnorm.partition.grid import CELLS, LEAST_OUTSIDE, bounding_box, fitting_boxes, mass_outside, resolutions, summary
 from unnorm.partition.importance import draw_into
 from unnorm.partition.path import Schedule, plan
@@ -27,8 +28,9 @@ __all__ = ["Climb", "Rung", "ladder"]
 
 FIRST_CHAINS, FEWEST_CHAINS = 512, 128
 LEAST_DATA = 25  # rows: fewer say nothing about what was missed
+NO_ROWS = "no rows from the data were given"
 IMAGE = 3  # axes of an event
-MOST_DATA = 4000  # rows that stand for samples of the model
+MOST_DATA = 4000  # rows of a kind that stand for samples of the model
 BOX_POINTS = 8192
 SETTLE = 100  # transitions that turn data into samples of the model
 PLANE = 2  # dimensions up to which a grid costs less than many draws
@@ -46,82 +48,13 @@ QUADRATURE_ROWS = 200  # that tell its error
 COARSE = 2.0  # nats of log p beyond which a quadrature is none
 
 
-class Rung(NamedTuple):
-    """One estimate on the way, whether it can be believed, whether it was enough to stop, and why (not)."""
-
-    log_z: LogZ
-    sound: bool
-    enough: bool
-    why: str
-
-
-class Climb(NamedTuple):
-    """The rungs in the order of their cost.
-
-    Attributes:
-        rungs: the estimates.
-        wanted: the standard error asked for.
-        doubts: why none of them is to be trusted; empty where one is.
-        unchecked: why no data had a say; empty where they had.
-
-    >>> rung = Rung(LogZ(1.0, 0.005, 900.0, 0.2, "importance", 1000), True, True, "stderr 0.005 is within 0.01")
-    >>> print(Climb((rung,), 0.01, ()).lines()[0])
-    importance: 1.0000 ± 0.0050 (enough): stderr 0.005 is within 0.01
-    """
-
-    rungs: tuple[Rung, ...]
-    wanted: float
-    doubts: tuple[str, ...]
-    unchecked: str = ""
-
-    @property
-    def log_z(self) -> LogZ:
-        """The one in use: the last where it was enough, else the most exact of those that can be believed.
-
-        A bracket is made of the annealed run before it, and takes its place.
-        """
-        sound = {rung.log_z.method: rung.log_z for rung in self.rungs if rung.sound}
-        if "bracket" in sound:
-            sound.pop("ais", None)
-        if self.rungs[-1].enough or not sound:
-            return self.rungs[-1].log_z
-        return min(sound.values(), key=lambda z: z.stderr)
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it can be believed, with its error; whether that error is the wanted one, `reached` says."""
-        return not self.doubts
-
-    @property
-    def reached(self) -> bool:
-        return self.trusted and self.log_z.stderr <= self.wanted
-
-    def log_zs(self) -> dict[str, LogZ]:
-        """The estimates by method, the one in use last."""
-        found = {rung.log_z.method: rung.log_z for rung in self.rungs}
-        found[self.log_z.method] = found.pop(self.log_z.method)
-        return found
-
-    def lines(self) -> list[str]:
-        """Which rungs were climbed and why, and the verdict, for a person."""
-        lines = [
-            f"{z.method}: {nats(z.value)} ± {nats(z.stderr)} ({'enough' if enough else 'not enough'}): {why}"
-            for z, _, enough, why in self.rungs
-        ]
-        verdict = "trusted" if self.trusted else "NOT to be trusted: " + "; ".join(self.doubts)
-        if self.trusted and not self.reached:
-            verdict = f"trusted, but known only to {self.log_z.stderr:.2g} nats"
-        if self.trusted and self.unchecked:
-            verdict += f" ({self.unchecked}, which alone show modes that were missed)"
-        return [*lines, f"log Z by {self.log_z.method}, {verdict}"]
-
-
 class _Problem(NamedTuple):
     """What every rung is told."""
 
     model: LogDensity
     noise: Noise
-    data: Tensor | None
+    data: Tensor | None  # all rows, held-out ones and those of the training by turns
+    own: Tensor | None  # their log-weights
     reach: Tensor | None
     wanted: float
     generator: torch.Generator | None
@@ -130,20 +63,12 @@ class _Problem(NamedTuple):
     support: str | None  # what the noise's support has against its own draws
 
 
-def nats(value: float) -> str:
-    """Four digits after the point, or, of numbers that mean nothing any more, three in all.
-
-    >>> nats(1.23456), nats(1e200)
-    ('1.2346', '1e+200')
-    """
-    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
-
-
 def ladder(
     model: LogDensity,
     noise: Noise,
     *,
     data: Tensor | None = None,
+    train: Tensor | None = None,
     reach: Tensor | None = None,
     stderr: float = 0.02,
     n: int = 200_000,
@@ -158,11 +83,20 @@ def ladder(
     In one and two dimensions a grid confirms or corrects the first rung; in three it comes between the first and the
     second. A `Stepwise` model is normalised: only the error of its quadrature is to be found, on data or own samples.
 
+    Draws and chains cannot show mass that all of them miss. Only rows from the data can, and only as far as their
+    number goes: `Climb.interval` includes the mass that the rows cannot rule out, and without rows nothing but a grid
+    or a quadrature is trusted.
+
+    Training rows count as much as held-out ones here. A model may have mass in narrow places around the rows that it
+    was trained on, which no held-out row shows; and it has none where the data have and no training row lies. Both
+    kinds are compared with the draws, and chains back from the data start at both by turns.
+
     Args:
         model: log p~.
         noise: q.
-        data: samples of the model, or held-out data, in the model's units. They show mass that no draw of the noise
-            finds, which nothing else can; fewer than 25 have no say.
+        data: held-out data, or samples of the model, in the model's units.
+        train: rows that the model was trained on, in the model's units. No row may be given twice: each one counts.
+            Fewer than 25 rows of both kinds together have no say, and more than 4,000 of a kind are not looked at.
         reach: further points that a grid must cover.
         stderr: the standard error that is enough.
         n: draws of the noise at most.
@@ -178,25 +112,43 @@ def ladder(
     """
     if not stderr > 0 or min(n, first) < 100 or not (isinstance(n, int) and isinstance(first, int)):
         raise InvalidValue(f"The ladder needs stderr > 0 and 100 draws. Got stderr {stderr}, n {n}, first {first}.")
-    unchecked = "" if data is not None else "without data"
-    if data is not None:
-        data = torch.as_tensor(data)
-        _check_rows(data, event_of(noise))
-        if len(data) < LEAST_DATA:
-            data, unchecked = None, f"without {LEAST_DATA} rows of data or more"
-    if data is not None:
-        # In an order of their own: sorted rows would show the rungs below one end of the data only.
-        rows = torch.randperm(len(data), generator=stream(0, "order of the rows"))[:MOST_DATA]
-        data = data[rows.to(data.device)].to(noise.sample(1, generator=own_generator(noise)))
+    rows, given = _rows(data, train, noise)
     if isinstance(model, Stepwise):
-        rung = _by_quadrature(model, data, stderr, generator)
+        rung = _by_quadrature(model, rows, stderr, generator)
         return Climb((rung,), stderr, () if rung.sound else (rung.why,))
     with frozen(model) as target:
-        finite, tails = far_out(target, noise, alone=data is None)
+        own = None
+        if rows is not None:
+            with torch.no_grad():
+                own = log_weight(target, noise, rows)
+        finite, tails = far_out(target, noise, alone=rows is None)
         support = beyond_support(target, noise)
-        problem = _Problem(target, noise, data, reach, stderr, generator, progress, tails, support)
+        problem = _Problem(target, noise, rows, own, reach, stderr, generator, progress, tails, support)
         climb = _climb(problem, finite, n, first, evaluations)
-    return climb._replace(unchecked=unchecked)
+    if rows is not None or climb.log_z.method in EXACT:
+        return climb
+    few = f"only {given} rows from the data were given, fewer than {LEAST_DATA}" if given else NO_ROWS
+    return climb._replace(unchecked=f"{few}, and only these can show mass that the noise misses")
+
+
+def _rows(data: Tensor | None, train: Tensor | None, noise: Noise) -> tuple[Tensor | None, int]:
+    """The rows that are compared, held-out ones and those of the training by turns, and how many were given."""
+    like, event = noise.sample(1, generator=own_generator(noise)), event_of(noise)
+    kinds = []
+    for name, rows in (("data", data), ("training rows", train)):
+        if rows is None:
+            continue
+        rows = torch.as_tensor(rows)
+        _check_rows(name, rows, event)
+        # In an order of their own: sorted rows would show the rungs below one end of the data only.
+        order = torch.randperm(len(rows), generator=stream(0, "order of the rows", name))[:MOST_DATA]
+        kinds.append(rows[order.to(rows.device)].to(like))
+    given = sum(map(len, kinds))
+    if given < LEAST_DATA:
+        return None, given
+    both = min(map(len, kinds)) if len(kinds) > 1 else 0
+    turns = torch.stack([rows[:both] for rows in kinds], 1).flatten(0, 1)
+    return torch.cat([turns, *(rows[both:] for rows in kinds)]), given
 
 
 def _climb(problem: _Problem, finite: bool, n: int, first: int, evaluations: int) -> Climb:
@@ -223,11 +175,11 @@ def _by_quadrature(model: Stepwise, data: Tensor | None, wanted: float, generato
     return _judged(found, wanted, coarse if error > COARSE else None)
 
 
-def _check_rows(data: Tensor, event: tuple[int, ...]) -> None:
-    if len(data) == 0 or tuple(data.shape[1:]) != event:
-        raise InvalidValue(f"The ladder's data must have shape (n, *{event}), n >= 1. Got {tuple(data.shape)}.")
-    if not bool(torch.isfinite(data).all()):
-        raise InvalidValue("The ladder's data contain NaN or infinity.")
+def _check_rows(name: str, rows: Tensor, event: tuple[int, ...]) -> None:
+    if len(rows) == 0 or tuple(rows.shape[1:]) != event:
+        raise InvalidValue(f"The ladder's {name} must have shape (n, *{event}), n >= 1. Got {tuple(rows.shape)}.")
+    if not bool(torch.isfinite(rows).all()):
+        raise InvalidValue(f"The ladder's {name} contain NaN or infinity.")
 
 
 def _judged(found: LogZ, wanted: float, against: str | None = None) -> Rung:
@@ -260,14 +212,14 @@ def _by_importance(problem: _Problem, n: int, first: int) -> tuple[Rung, Weights
         draw_into(weights, problem.model, problem.noise, more, generator=problem.generator)
         found = _stated(weights)
     against = problem.tails or problem.support
-    if against is None and problem.data is not None:
-        with torch.no_grad():
-            own = log_weight(problem.model, problem.noise, problem.data)
-        against = _missed(unseen(own, weights.largest), len(own), found.stderr, "no draw's weight is as large")
+    rows = missed = 0
+    if (own := problem.own) is not None:
+        rows, missed = int((own > -math.inf).sum()), int((own > weights.largest).sum())
+        against = against or _missed(missed / len(own), len(own), found.stderr, "no draw's weight is as large")
     share = weights.share_of_rarest()
     if against is None and share > max(TOLERATED * found.stderr, FAIR * RAREST / weights.n):
         against = f"the {RAREST} draws farthest out carry {share:.1%} of the weight: the model reaches beyond the noise"
-    return _judged(found, problem.wanted, against), weights
+    return _judged(found, problem.wanted, against)._replace(rows=rows, missed=missed), weights
 
 
 def _stated(weights: Weights) -> LogZ:
@@ -336,6 +288,8 @@ def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluatio
     rungs = [*rungs, rung]
     if rung.enough:
         return Climb(tuple(rungs), problem.wanted, ())
+    if (nowhere := _without_density(problem.own)) is not None:
+        return Climb(tuple(rungs), problem.wanted, (rung.why, nowhere))
     settle = 0 if problem.data is None else SETTLE
     cost = forward.schedule.evaluations + settle * forward.schedule.samplers[-1].leapfrog_steps
     n_chains = max(FEWEST_CHAINS, min(evaluations // 2 // cost, len(forward.log_w)))
@@ -350,12 +304,22 @@ def _by_chains(problem: _Problem, rungs: list[Rung], weights: Weights, evaluatio
             generator=problem.generator,
             progress=problem.progress,
         )
-    except InvalidValue as refusal:  # data where the model has no density
+    except InvalidValue as refusal:  # chains that ended where the model is not finite
         return Climb(tuple(rungs), problem.wanted, (rung.why, str(refusal)))
     rung, doubts = _weigh(found, problem.wanted)
     doubts = (*doubts, *against)
-    rung = rung._replace(sound=not doubts, enough=rung.enough and not doubts)
+    # No row counts as missed: where no chain from the noise has come, the joined estimate has the rows' share of it.
+    rows = found.upper.n if found.from_data else 0
+    rung = rung._replace(sound=not doubts, enough=rung.enough and not doubts, rows=rows)
     return Climb((*rungs, rung), problem.wanted, doubts)
+
+
+def _without_density(own: Tensor | None) -> str | None:
+    """Whether rows lie where the model has no density, by their log-weights."""
+    if own is None or bool((own > -math.inf).all()):
+        return None
+    zero = int((~(own > -math.inf)).sum())
+    return f"the model has no density at {zero} of {len(own)} rows from the data: chains cannot start there"
 
 
 def _way(problem: _Problem) -> str:
