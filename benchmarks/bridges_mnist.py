@@ -21,7 +21,7 @@ from figures import figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from unnorm import Bridged, Noise, ResNet, Seen, Telescope, Training, fit
+from unnorm import Bridged, Noise, ResNet, Seen, Telescope, Training, loop
 from unnorm.data import Compose, Dequantize, ImageRows, Transform, mnist
 from unnorm.device import fabric_for
 from unnorm.estimators import MECO, NCE, Contrastive
@@ -92,7 +92,7 @@ def main() -> bool:
     if options.net:
         net.load_state_dict(load_file(options.net))
     else:
-        history = fit(
+        history = loop.train(
             model,
             estimator,
             ImageRows(train, transform, device, generator),

@@ -30,7 +30,7 @@ from cells import run
 from figures import figure
 from torch import Tensor
 
-from unnorm import MECO, MLP, NCE, Bridged, Density, Noise, Telescope, Tilted, Training, fit, noise
+from unnorm import MECO, MLP, NCE, Bridged, Density, Noise, Telescope, Tilted, Training, loop, noise
 from unnorm.bridges import pilot
 from unnorm.data import Standardize, Transform
 from unnorm.data.affine import Identity
@@ -169,14 +169,14 @@ def by_fit(task: Task, cell: Cell) -> Scored:
             return Bridged(task.noise, net(size, len(alphas) - 1, cell.seed)), Telescope(task.noise, alphas, base)
         return Tilted(task.noise, net(size, None, cell.seed)), base(task.noise)  # type: ignore[return-value]
 
-    fit(*pieces(), task.train, Training(steps=2), progress=False)  # the first steps of a process are slow
+    loop.train(*pieces(), task.train, Training(steps=2), progress=False)  # the first steps of a process are slow
     trial = time.perf_counter()
-    fit(*pieces(), task.train, Training(steps=TRIED), progress=False)
+    loop.train(*pieces(), task.train, Training(steps=TRIED), progress=False)
     each = (time.perf_counter() - trial) / TRIED
     steps = max(20, int((began + cell.seconds - time.perf_counter()) / each))
     model, estimator = pieces()
     training = Training(steps=steps, schedule="cosine", iterate="best", seed=cell.seed)
-    history = fit(model, estimator, task.train, training, validation=task.valid, progress=False)
+    history = loop.train(model, estimator, task.train, training, validation=task.valid, progress=False)
     seconds = time.perf_counter() - began
     g = torch.Generator().manual_seed(cell.seed + 7)
     with warnings.catch_warnings():

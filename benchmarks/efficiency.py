@@ -32,7 +32,7 @@ from cells import chosen, run, warned
 from figures import figure
 from torch import Tensor
 
-from unnorm import Estimator, Gaussian, Quadratic, Training, fit
+from unnorm import Estimator, Gaussian, Quadratic, Training, train
 from unnorm.errors import NonFiniteObjective
 from unnorm.estimators import DenoisingScoreMatching
 from unnorm.settings import Job
@@ -102,7 +102,7 @@ def fitted(cell: Cell) -> Fitted:
     training = replace(first, steps=cell.steps, lr=LR, schedule="cosine", iterate="averaged", seed=cell.seed + 1000)
     model = Quadratic(DIMENSION).double()
     estimator = Job("8gaussians", estimator=cell.method, training=training).build_estimator(noise)
-    histories = [fit(model, estimator, x, stage, progress=False) for stage in (first, training)]
+    histories = [train(model, estimator, x, stage, progress=False) for stage in (first, training)]
     found = estimate(model, estimator)
     if not torch.isfinite(found).all():
         raise NonFiniteObjective("the estimate is not finite.")

@@ -25,7 +25,7 @@ from lightning_fabric import Fabric
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unnorm import Gaussian, Telescope, Training, fit
+from unnorm import Gaussian, Telescope, Training, train
 from unnorm.data import Compose, Dequantize, Logit, Whiten
 from unnorm.device import fabric_for
 from unnorm.estimators import Estimator, StepwiseTelescope
@@ -112,7 +112,7 @@ def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, 
     data = torch.randn(4096, *options.event, generator=torch.Generator().manual_seed(0))
     warm, steps = max(20, options.steps // 4), options.steps
     training = Training(steps=warm + steps, batch=batch, iterate="ema", log_every=warm, schedule="cosine")
-    history = fit(model, estimator, data, training, fabric=fabric, progress=False)
+    history = train(model, estimator, data, training, fabric=fabric, progress=False)
     seconds = dict(zip(history["step"], history["seconds"], strict=True))
     return (seconds[warm + steps] - seconds[warm]) / steps
 

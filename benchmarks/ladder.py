@@ -19,7 +19,7 @@ import torch
 from figures import figure
 from timing import Once, medians
 
-from unnorm import MECO, MLP, Gaussian, LogZ, Tilted, Training, fit
+from unnorm import MECO, MLP, Gaussian, LogZ, Tilted, Training, train
 from unnorm.data import toy
 from unnorm.partition import ais, fitting_box, grid, ladder, plan
 from unnorm.samplers.base import frozen
@@ -38,7 +38,7 @@ def fitted(steps: int, generator: torch.Generator) -> Fitted:
     x = toy("8gaussians").sample(20_000, generator=generator)
     noise = Gaussian.fit(x)
     model = Tilted(noise, MLP(2, generator=generator))
-    fit(model, MECO(noise), x, Training(steps=steps, schedule="cosine"), progress=False)
+    train(model, MECO(noise), x, Training(steps=steps, schedule="cosine"), progress=False)
     return Fitted(model, noise, grid(model, fitting_box(model, x, like=x), like=x))
 
 

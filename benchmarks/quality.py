@@ -24,7 +24,7 @@ from cells import chosen, run, warned
 from figures import figure
 from torch import nn
 
-from unnorm import Density, Estimator, Gaussian, Training, fit
+from unnorm import Density, Estimator, Gaussian, Training, train
 from unnorm.data import toy
 from unnorm.data.transforms import Standardize, Transformed
 from unnorm.errors import NonFiniteObjective
@@ -63,11 +63,11 @@ def pieces(cell: Cell, rows: Transformed, training: Training) -> Pieces:
     return Pieces(job.build_model(2, noise), job.build_estimator(noise), noise)
 
 
-def train(cell: Cell, rows: Transformed, steps: int) -> tuple[Pieces, tuple[str, ...], float]:
+def trained(cell: Cell, rows: Transformed, steps: int) -> tuple[Pieces, tuple[str, ...], float]:
     """What `unnorm fit` trains, the warnings, and the seconds that its steps took."""
     training = Training(steps=steps, schedule="cosine", seed=cell.seed)
     made = pieces(cell, rows, training)
-    history = fit(made.model, made.estimator, rows, training, progress=False)
+    history = train(made.model, made.estimator, rows, training, progress=False)
     return made, warned(history), history["seconds"][-1]
 
 
@@ -76,10 +76,10 @@ def score(cell: Cell) -> Scored:
     x, test = (truth.sample(n, generator=generator) for n in (ROWS, TEST))
     transform = Standardize.fit(x)
     rows = Transformed(x, transform)
-    train(cell, rows, 3)  # what is done only once is done here
+    trained(cell, rows, 3)  # what is done only once is done here
     tried = TRIED if cell.budget >= 10 else 5
-    steps = max(1, int(cell.budget * tried / train(cell, rows, tried)[2]))
-    (model, _, noise), warnings, seconds = train(cell, rows, steps)
+    steps = max(1, int(cell.budget * tried / trained(cell, rows, tried)[2]))
+    (model, _, noise), warnings, seconds = trained(cell, rows, steps)
     density = Density.normalise(model, noise, transform, data=x, n=1000)
     with torch.no_grad():
         log_p = density.log_prob(test).double() + density.log_z.value - density.log_zs["grid"].value

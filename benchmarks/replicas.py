@@ -12,7 +12,7 @@ import torch
 from figures import figure
 from lightning_fabric import Fabric
 
-from unnorm import replicas, train
+from unnorm import loop, replicas
 from unnorm.data import toy
 from unnorm.errors import HealthWarning
 from unnorm.estimators import MECO, NCE, ContrastiveDivergence, ScoreMatching
@@ -36,7 +36,7 @@ def models(count: int) -> list[MLP]:
 
 
 def singly(name: str, x: torch.Tensor, steps: int, device: str, matmul: str) -> float:
-    """Seconds of a step of one run by `train.fit`, after a few steps to warm up."""
+    """Seconds of a step of one run by `unnorm.train`, after a few steps to warm up."""
     make, optimizer = SUBJECTS[name]
     fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
     taken = []
@@ -45,7 +45,7 @@ def singly(name: str, x: torch.Tensor, steps: int, device: str, matmul: str) -> 
         began = time.perf_counter()
         with warnings.catch_warnings(), matmul_precision(matmul):
             warnings.simplefilter("ignore", HealthWarning)
-            train.fit(models(1)[0], make(noise), x, training, fabric=fabric, progress=False)
+            loop.train(models(1)[0], make(noise), x, training, fabric=fabric, progress=False)
         taken.append(time.perf_counter() - began)
     return taken[1] / steps
 

@@ -2,7 +2,7 @@
 
     python benchmarks/step.py [--quick]
 
-The MECO step is what `unnorm.fit` repeats: draw a batch and noise, one forward over both, the tracked objective, the
+The MECO step is what `unnorm.train` repeats: draw a batch and noise, one forward over both, the tracked objective, the
 finiteness check, backward and optimizer through Lightning Fabric. The floor is the same forward and backward over the
 same 1,000 points, ready-made, with a plain mean as its loss. All run in one process, interleaved, medians; the floor
 against itself shows the noise. The methods have the defaults of the command line (mcmc: 20 Langevin steps). The

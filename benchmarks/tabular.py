@@ -24,10 +24,10 @@ from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.neighbors import KernelDensity
 
+from unnorm.data.columns import columns_of
 from unnorm.noise import Flow
 from unnorm.processes import computed
 from unnorm.sklearn import EnergyDensity
-from unnorm.tabular.columns import Columns
 
 NOISE = "its noise alone"
 MOST = 20.0  # nats: a method that fails on a table does not decide the mean
@@ -63,8 +63,13 @@ def prepared(path: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
     if len(x) > 10_000:
         x = x[np.random.default_rng(seed).choice(len(x), 10_000, replace=False)]
     fitted, scored = train_test_split(x, test_size=0.3, random_state=seed)
-    columns = Columns.of(fitted)
-    fitted, scored = (columns.dequantised(part, seed + k) for k, part in enumerate((fitted, scored)))
+    columns = columns_of(fitted)
+    kept = [place for place, column in enumerate(columns) if column.kind != "constant"]
+    widths = np.array([columns[place].spread for place in kept])
+    rng = np.random.default_rng(seed)
+    fitted, scored = (
+        part[:, kept] + widths * rng.uniform(-0.5, 0.5, (len(part), len(kept))) for part in (fitted, scored)
+    )
     scale = fitted.std(0)
     return (fitted - fitted.mean(0)) / scale, (scored - fitted.mean(0)) / scale
 

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss
 from torch import distributions as td
 
 from tests.laws import ESTIMATORS
-from unnorm import Gaussian, Quadratic, Tilted, Training, fit
+from unnorm import Gaussian, Quadratic, Tilted, Training, train
 from unnorm.errors import InvalidValue
 from unnorm.estimators import (
     ENCE,
@@ -149,7 +149,7 @@ class TestSNL:
     def test_b_ends_at_log_z(self):
         x = normal(4000, 2).float()
         model, estimator = Quadratic(2), SNL(Gaussian.fit(1.2 * x))
-        history = fit(model, estimator, x, Training(steps=1500, lr=0.02, schedule="cosine"))
+        history = train(model, estimator, x, Training(steps=1500, lr=0.02, schedule="cosine"))
         error = math.sqrt((1 / history["ess"][-1] - 1) / 500)  # of one batch; b averages many
         assert abs(estimator.log_z.value.item() - model.log_z.item()) < error
 
@@ -225,7 +225,7 @@ class TestScoreMatching:
     def test_a_compiled_model_is_refused_in_fit_too(self, make):
         compiled = torch.compile(MLP(2, hidden=(8,)), backend="aot_eager")
         with pytest.raises(InvalidValue, match="which torch.compile cannot"):
-            fit(compiled, make(), torch.randn(50, 2), Training(steps=2, batch=10))
+            train(compiled, make(), torch.randn(50, 2), Training(steps=2, batch=10))
 
     def test_a_constant_has_no_score(self):
         with pytest.raises(InvalidValue, match="does not depend on x"):
@@ -340,7 +340,7 @@ def test_recovers_a_gaussian(name):
     x = torch.randn(4000, 5, generator=seeded(2)) @ mix + 0.5
     model = Quadratic(5)
     estimator = RECOVERING[name](Gaussian.fit(1.1 * (x - x.mean(0)) + x.mean(0)))
-    fit(model, estimator, x, Training(steps=600, lr=0.03, schedule="cosine"))
+    train(model, estimator, x, Training(steps=600, lr=0.03, schedule="cosine"))
     covariance, spread = torch.linalg.inv(model.precision).detach(), x.T.cov()
     if name == "dsm":
         covariance = covariance - 0.04 * torch.eye(5)
@@ -402,8 +402,8 @@ class TestLangevinFamily:
     def test_best_needs_something_to_compare(self):
         x = torch.randn(50, 2, generator=seeded())
         with pytest.raises(InvalidValue, match="needs a value that can be compared .* ContrastiveDivergence has none"):
-            fit(Quadratic(2), ContrastiveDivergence(), x, Training(steps=3, iterate="best"), validation=x)
-        fit(Quadratic(2), ContrastiveDivergence(Gaussian(2)), x, Training(steps=3, iterate="best"), validation=x)
+            train(Quadratic(2), ContrastiveDivergence(), x, Training(steps=3, iterate="best"), validation=x)
+        train(Quadratic(2), ContrastiveDivergence(Gaussian(2)), x, Training(steps=3, iterate="best"), validation=x)
 
     @pytest.mark.parametrize(
         ("make", "message"),
@@ -457,5 +457,5 @@ def test_every_estimator_works_with_a_tilted_model_in_fit():
     for make in ESTIMATORS.values():
         model = Tilted(q, MLP(3, hidden=(8,), generator=seeded()))
         before = [p.detach().clone() for p in model.parameters()]
-        fit(model, make(q), x, Training(steps=2, batch=20))
+        train(model, make(q), x, Training(steps=2, batch=20))
         assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from unnorm import MECO, MLP, Bridged, Gaussian, Quadratic, Telescope, Tilted, Training, data, fit
+from unnorm import MECO, MLP, Bridged, Gaussian, Quadratic, Telescope, Tilted, Training, data, train
 from unnorm.errors import HealthWarning, Unhealthy
 from unnorm.estimators import ContrastiveDivergence, MCMCLikelihood, PersistentCD
 from unnorm.health import EVERY, RULES, Health
@@ -122,14 +122,14 @@ class TestKnownCases:
         model = MLP(2, generator=torch.Generator().manual_seed(0))
         estimator = ContrastiveDivergence(n_steps=10, step_size=0.1)
         with pytest.raises(Unhealthy, match=r"At step [4-9]0, acceptance: .*Leave out the fixed step size"):
-            fit(model, estimator, eight(), Training(steps=100, lr=1e-3), strict=True)
+            train(model, estimator, eight(), Training(steps=100, lr=1e-3), strict=True)
 
     @pytest.mark.slow
     def test_there_the_loss_looks_fine_and_log_z_is_gone(self):
         model = MLP(2, generator=torch.Generator().manual_seed(0))
         estimator = ContrastiveDivergence(n_steps=10, step_size=0.1)
         with pytest.warns(HealthWarning):
-            history = fit(model, estimator, eight(), Training(steps=200, lr=1e-3))
+            history = train(model, estimator, eight(), Training(steps=200, lr=1e-3))
         assert history["value"][-1] < -100
         assert len(history.warnings) >= 2
         steps = [int(line.split("At step ")[1].split(",")[0]) for line in history.warnings]
@@ -138,7 +138,7 @@ class TestKnownCases:
 
     def test_the_same_without_a_fixed_step_is_healthy(self):
         model = MLP(2, hidden=(64, 64), generator=torch.Generator().manual_seed(0))
-        history = fit(model, ContrastiveDivergence(n_steps=5), eight(), Training(steps=150, lr=1e-3), strict=True)
+        history = train(model, ContrastiveDivergence(n_steps=5), eight(), Training(steps=150, lr=1e-3), strict=True)
         assert history.warnings == ()
 
     def test_a_noise_too_far_away(self):
@@ -146,7 +146,7 @@ class TestKnownCases:
         x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
         model = Quadratic(1, learn_precision=False)
         with pytest.raises(Unhealthy, match=r"certified: .*noise closer to the data"):
-            fit(model, MECO(Gaussian(1)), x, Training(steps=2000, lr=0.05), strict=True)
+            train(model, MECO(Gaussian(1)), x, Training(steps=2000, lr=0.05), strict=True)
 
     @pytest.mark.parametrize("distance", [2.0, 4.0, 8.0, 16.0])
     def test_steps_too_large_are_told_before_the_mean_runs_away(self, distance):
@@ -155,9 +155,9 @@ class TestKnownCases:
         training = Training(steps=100, batch=100, optimizer="sgd", lr=1.0)
         free, stopped = (Quadratic(1, learn_precision=False) for _ in range(2))
         with pytest.warns(HealthWarning):
-            fit(free, MECO(Gaussian(1)), x, training)
+            train(free, MECO(Gaussian(1)), x, training)
         with pytest.raises(Unhealthy, match="certified|lag"):
-            fit(stopped, MECO(Gaussian(1)), x, training, strict=True)
+            train(stopped, MECO(Gaussian(1)), x, training, strict=True)
         assert (stopped.mean - distance).abs() < 2 * distance < (free.mean - distance).abs()
 
     def test_the_log_z_of_bridges_add_up(self):
@@ -165,7 +165,7 @@ class TestKnownCases:
         x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
         q = Gaussian(1)
         model = Bridged(q, MLP(1, hidden=(32, 32), outputs=16, generator=torch.Generator().manual_seed(1)))
-        history = fit(model, Telescope(q, 16), x, Training(steps=150, lr=1e-2, schedule="cosine"), strict=True)
+        history = train(model, Telescope(q, 16), x, Training(steps=150, lr=1e-2, schedule="cosine"), strict=True)
         assert max(history["log_u"]) - min(history["log_u"]) > 30
         assert history.warnings == ()
 
@@ -181,8 +181,8 @@ class TestKnownCases:
         x = 16 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
         model = Quadratic(1, learn_precision=False)
         with pytest.warns(HealthWarning):
-            first = fit(model, MECO(Gaussian(1)), x, Training(steps=400, lr=0.05), folder=tmp_path)
-        again = fit(model, MECO(Gaussian(1)), x, Training(steps=410, lr=0.05), folder=tmp_path, resume=True)
+            first = train(model, MECO(Gaussian(1)), x, Training(steps=400, lr=0.05), folder=tmp_path)
+        again = train(model, MECO(Gaussian(1)), x, Training(steps=410, lr=0.05), folder=tmp_path, resume=True)
         assert again.warnings[: len(first.warnings)] == first.warnings
 
 
@@ -207,7 +207,7 @@ def _healthy(name, make):
     x = (x - x.mean(0)) / x.std(0)
     q = Gaussian.fit(x)
     model = Tilted(q, MLP(2, hidden=(128, 128), generator=generator))
-    history = fit(model, make(q), x, Training(steps=500, schedule="cosine"), strict=True)
+    history = train(model, make(q), x, Training(steps=500, schedule="cosine"), strict=True)
     assert history.warnings == ()
     log_z = grid(model, bounding_box(x), like=torch.zeros(())).value
     assert log_z - model(x[:5000]).mean() < -q.log_prob(x[:5000]).mean() - 0.05

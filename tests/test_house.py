@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
-    "errors", "names", "types", "randomness", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
-    "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "train", "replicas", "bridges",
-    "partition", "architecture", "archive", "draws", "density", "metrics", "plots", "images", "settings",
-    "folders", "ledger", "processes", "points", "groundwork", "report", "jobs", "diagnosis", "paper",
-    "tabular", "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
+    "errors", "names", "trend", "types", "randomness", "streams", "diagnostics", "device", "progress", "data", "noise", "models",
+    "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "loop", "replicas", "bridges",
+    "partition", "architecture", "archive", "draws", "density", "metrics", "settings", "folders", "groundwork",
+    "tables", "plots", "images", "ledger", "processes", "points", "report", "jobs", "diagnosis", "paper",
+    "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
 ]  # fmt: skip
 
 

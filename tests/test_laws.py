@@ -10,9 +10,9 @@ from tests.laws import ESTIMATORS, IMAGE_MODELS, MODELS, NOISES, PAIRS, STEPWISE
 from unnorm import estimators, models, noise
 from unnorm.errors import InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, DenoisingScoreMatching, Estimator, ScoreMatching, SlicedScoreMatching
+from unnorm.loop import step, train
 from unnorm.noise import Gaussian, Noise
 from unnorm.optim import sgd
-from unnorm.train import fit, step
 from unnorm.training import Training
 
 every_noise = pytest.mark.parametrize("make", NOISES.values(), ids=NOISES.keys())
@@ -337,10 +337,10 @@ class TestEstimatorAlone:
         rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
         whole, halves = pieces(), pieces()
         options = {"batch": 20, "checkpoint_every": 3, "log_every": 1}
-        full = fit(*whole, rows, Training(steps=6, **options), progress=False)
-        fit(*halves, rows, Training(steps=3, **options), folder=tmp_path, progress=False)
+        full = train(*whole, rows, Training(steps=6, **options), progress=False)
+        train(*halves, rows, Training(steps=3, **options), folder=tmp_path, progress=False)
         halves = pieces()
-        resumed = fit(*halves, rows, Training(steps=6, **options), folder=tmp_path, resume=True, progress=False)
+        resumed = train(*halves, rows, Training(steps=6, **options), folder=tmp_path, resume=True, progress=False)
         for one, other in zip(whole, halves, strict=True):
             assert equal(one.state_dict(), other.state_dict())
         assert full["value"] == resumed["value"]
@@ -348,7 +348,7 @@ class TestEstimatorAlone:
     def test_refuses_to_resume_as_another(self, make, make_model, tmp_path):
         model, estimator, _ = setting(make, make_model)
         rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
-        fit(model, estimator, rows, Training(steps=2, batch=20), folder=tmp_path, progress=False)
+        train(model, estimator, rows, Training(steps=2, batch=20), folder=tmp_path, progress=False)
         other = MECO(NOISES["gaussian full"](), n_noise=11)
         with pytest.raises(InvalidValue, match="cannot resume with"):
-            fit(model, other, rows, Training(steps=4, batch=20), folder=tmp_path, resume=True, progress=False)
+            train(model, other, rows, Training(steps=4, batch=20), folder=tmp_path, resume=True, progress=False)

@@ -14,7 +14,7 @@ from torch import distributions as td
 from torch import nn
 
 from tests.test_cli import SMALL, points, table, unnorm
-from unnorm import MECO, Density, Gaussian, Quadratic, Training, fit
+from unnorm import MECO, Density, Gaussian, Quadratic, Training, train
 from unnorm.data import Standardize
 from unnorm.data.rows import Rows
 from unnorm.diagnostics import certified_limit, noise_report
@@ -273,7 +273,7 @@ class TestMonitor:
         thetas, model = [], Quadratic(1, learn_precision=False)
         model.register_forward_pre_hook(lambda module, _: thetas.append(module.linear.item()))
         with pytest.warns(HealthWarning) as caught:
-            history = fit(model, MECO(Gaussian(1)), rows(m), Training(steps=steps, lr=lr))
+            history = train(model, MECO(Gaussian(1)), rows(m), Training(steps=steps, lr=lr))
         assert not history.certified
         own = [str(w.message) for w in caught if ", certified: " in str(w.message)]
         assert len(own) == 1
@@ -286,13 +286,13 @@ class TestMonitor:
     def test_strict_stops_there(self, m):
         model = Quadratic(1, learn_precision=False)
         with pytest.raises(Unhealthy, match=r", certified: .*(more noise draws|bridges)"):
-            fit(model, MECO(Gaussian(1)), rows(m), Training(steps=2000, lr=0.05), strict=True)
+            train(model, MECO(Gaussian(1)), rows(m), Training(steps=2000, lr=0.05), strict=True)
         assert abs(model.linear.item() - m) < 2 * m
 
     @pytest.mark.parametrize("lr", [0.01, 0.1])
     @pytest.mark.parametrize("m", [0.0, 1.0, 2.0])
     def test_a_near_noise_never_warns(self, m, lr):
-        history = fit(
+        history = train(
             Quadratic(1, learn_precision=False), MECO(Gaussian(1)), rows(m), Training(steps=300, lr=lr), strict=True
         )
         assert history.warnings == ()
@@ -332,7 +332,7 @@ class TestMonitor:
                 assert float(found.sum()) > math.log(5000)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HealthWarning)
-                history = fit(Bridged(q, Lines(centres)), estimator, x, Training(steps=100, lr=1e-4))
+                history = train(Bridged(q, Lines(centres)), estimator, x, Training(steps=100, lr=1e-4))
             certified[bridges] = history.certified
         assert certified == {1: False, 12: True}
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from unnorm import MECO, MLP, Tilted, Training, bridges, replicas
+from unnorm.loop import train
 from unnorm.noise import Noise
 from unnorm.randomness import derive_seed, numpy_stream, stream
 from unnorm.replicas import StackedNoise
-from unnorm.train import fit
 
 PACKAGE = Path(__file__).parents[1] / "unnorm"
 LOG_2PI = math.log(2 * math.pi)
@@ -59,7 +59,7 @@ def model(noise):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_noise_repeats_nothing_of_rows_that_were_drawn_with_the_same_seed(seed):
     rows, noise = normals(seed, 50_000), Recorded()
-    fit(model(noise), MECO(noise), rows, Training(steps=50, batch=500, seed=seed), progress=False)
+    train(model(noise), MECO(noise), rows, Training(steps=50, batch=500, seed=seed), progress=False)
     assert len(torch.cat(noise.drawn)) >= 2 * 50 * 500
     assert shared(torch.cat(noise.drawn), rows) == 0.0
 
@@ -67,7 +67,7 @@ def test_the_noise_repeats_nothing_of_rows_that_were_drawn_with_the_same_seed(se
 def test_validation_draws_repeat_nothing_of_training():
     rows, noise = normals(0, 2000), Recorded()
     training = Training(steps=50, batch=500, validate_every=25, seed=0)
-    fit(model(noise), MECO(noise), rows[500:], training, validation=rows[:500], progress=False)
+    train(model(noise), MECO(noise), rows[500:], training, validation=rows[:500], progress=False)
     first, *later = noise.drawn  # the first look comes before the first step; its draws are used at each look
     looks = [drawn for drawn in later if torch.equal(drawn, first)]
     trained = torch.cat([drawn for drawn in later if not torch.equal(drawn, first)])
@@ -80,7 +80,7 @@ def test_validation_draws_repeat_nothing_of_training():
 def test_the_pilot_repeats_neither_the_rows_nor_the_training():
     rows, pilot, noise = normals(0, 2000), Recorded(), Recorded()
     bridges.pilot(lambda k: MLP(2, (8,), outputs=k).double(), pilot, rows, steps=20, batch=200)
-    fit(model(noise), MECO(noise), rows, Training(steps=20, batch=200), progress=False)
+    train(model(noise), MECO(noise), rows, Training(steps=20, batch=200), progress=False)
     assert shared(torch.cat(pilot.drawn), rows) == 0.0
     assert shared(torch.cat(pilot.drawn), torch.cat(noise.drawn)) == 0.0
 

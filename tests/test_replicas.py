@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from unnorm import estimators, replicas, train
+from unnorm import estimators, loop, replicas
 from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.estimators import (
     ENCE,
@@ -110,7 +110,7 @@ def one_by_one(name, make, data, optimizer, gamma=None, lr=LR):
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HealthWarning)
-            histories.append(train.fit(model, make(noise, **own), data[SETS[k]], training, progress=False))
+            histories.append(loop.train(model, make(noise, **own), data[SETS[k]], training, progress=False))
     return models, histories
 
 
@@ -278,7 +278,7 @@ def test_what_does_not_fit_together_is_refused(data):
 
 def test_an_estimator_for_replicas_is_refused_by_a_single_run(data):
     with pytest.raises(InvalidValue, match=r"An estimator with shape=\(4,\) is for replicas: train by replicas.fit."):
-        train.fit(Quadratic(2), MECO(Gaussian(2), shape=(R,)), data[0].float())
+        loop.train(Quadratic(2), MECO(Gaussian(2), shape=(R,)), data[0].float())
 
 
 def test_streams_are_generators_side_by_side():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear, silu
 
-from unnorm import Density, Training, fit
+from unnorm import Density, Training, train
 from unnorm.architecture import build, describe, is_custom
 from unnorm.data import Gaussianize, Identity, Logit, Standardize
 from unnorm.errors import InvalidValue
@@ -252,7 +252,7 @@ class TestResNet:
         x = signs * stripes + 0.5 * torch.randn(n, *event, generator=generator)
         q = Gaussian.fit(x, "diagonal")
         model = Bridged(q, ResNet(event, (8,), 1, features=32, outputs=3, generator=seeded()))
-        history = fit(model, Telescope(q, 3), x, Training(steps=150, batch=200, lr=3e-3), progress=False)
+        history = train(model, Telescope(q, 3), x, Training(steps=150, batch=200, lr=3e-3), progress=False)
         entropy = math.log(2) + 2 * math.log(2 * math.pi * math.e * 0.25)  # of two Gaussians well apart
         apart = -q.log_prob(x).mean().item() - entropy
         gained = -q.log_prob(x).mean().item() - sum(history["value"][-5:]) / 5
@@ -288,7 +288,7 @@ class TestSeen:
         before = [buffer.clone() for buffer in transform.buffers()]
         assert {id(p) for p in model.parameters()} == {id(p) for p in net.parameters()}
         x = images(30, self.event).float()
-        fit(model, Telescope(q, 2), x, Training(steps=2, batch=10), progress=False)
+        train(model, Telescope(q, 2), x, Training(steps=2, batch=10), progress=False)
         assert all(torch.equal(old, new) for old, new in zip(before, transform.buffers(), strict=True))
 
     def test_survives_a_file(self, transform, tmp_path):

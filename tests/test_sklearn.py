@@ -21,9 +21,9 @@ from unnorm.density import Density
 from unnorm.errors import ConstantColumnWarning, HealthWarning, InvalidValue, WeightsWarning
 from unnorm.models import MLP
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
-from unnorm.tabular import committee
-from unnorm.tabular.columns import Columns, copies, weighted
-from unnorm.tabular.fitting import _divided
+from unnorm.tables import committee
+from unnorm.tables.columns import Columns, copies, weighted
+from unnorm.tables.fitting import _divided
 
 QUICK = {"steps": 50, "hidden": (16,), "bridges": "none", "random_state": 0}
 SHORT = {"steps": 20, "hidden": (16,), "experts": 2, "random_state": 0}

@@ -15,11 +15,11 @@ from unnorm.errors import BrokenFile, InvalidValue
 from unnorm.estimators import ENCE, MECO, NCE, SNL, StepwiseTelescope
 from unnorm.estimators.base import Contrast
 from unnorm.images import coordinates, fit_images, stepwise
+from unnorm.loop import train
 from unnorm.metrics import bits_per_dim
 from unnorm.models import MLP, Lookback, Stepwise
 from unnorm.noise import Autoregression, Gaussian, Pushed, Uniform
 from unnorm.partition import ladder
-from unnorm.train import fit
 from unnorm.training import Training
 
 DIGITS = image_data("digits")
@@ -426,7 +426,7 @@ class TestTelescope:
         net = Lookback((1, 1, 2), width=16, blocks=1, features=16, generator=torch.Generator().manual_seed(0))
         model = Stepwise(q, net)
         training = Training(steps=500, batch=256, lr=5e-3, beta=0.1, schedule="cosine")
-        fit(model, StepwiseTelescope(q, base), z[:5000], training, progress=False)
+        train(model, StepwiseTelescope(q, base), z[:5000], training, progress=False)
         with torch.no_grad():
             nll = -model(z[5000:]).mean()
         truth = -stats.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]]).logpdf(z[5000:].flatten(1).numpy()).mean()
@@ -468,7 +468,7 @@ class TestTelescope:
         net = Lookback((1, 1, 1), width=8, blocks=0, features=32, generator=generator)
         model = Stepwise(q, net, nodes)
         training = Training(steps=300, batch=256, lr=1e-2, beta=0.1, iterate="best-ema", validate_every=20)
-        fit(model, StepwiseTelescope(q, draws=2), z[:2500], training, validation=z[2500:], progress=False)
+        train(model, StepwiseTelescope(q, draws=2), z[:2500], training, validation=z[2500:], progress=False)
         fine = torch.linspace(-6, 6, 24_001).view(-1, 1, 1, 1)
         with torch.no_grad():
             integral = float(torch.cat([model(part) for part in fine.split(4000)]).exp().sum() * 12 / 24_000)
@@ -689,7 +689,9 @@ def test_points_are_not_rounded_in_mixed_precision():
             return out.squeeze(-1).float()
 
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    fit(Watching(), MECO(Gaussian(3)), x, Training(steps=1, batch=50), fabric=fabric_for("cpu", "bf16"), progress=False)
+    train(
+        Watching(), MECO(Gaussian(3)), x, Training(steps=1, batch=50), fabric=fabric_for("cpu", "bf16"), progress=False
+    )
     points, computed = seen[0]
     assert points.dtype == torch.float32
     assert computed == torch.bfloat16

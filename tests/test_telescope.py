@@ -9,7 +9,7 @@ import torch
 from torch import distributions as td
 from torch import nn
 
-from unnorm import Density, Training, fit
+from unnorm import Density, Training, train
 from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.estimators import ENCE, MECO, NCE, SCENT, SNL, Telescope, UMax, even_alphas, waymarks
 from unnorm.estimators.base import Contrast
@@ -426,7 +426,7 @@ def learned(mean, bridges, base=MECO):
     model = Bridged(q, Polynomials((kept[:-1] + kept[1:])[:, None] / 2 * mean.float()))
     estimator = Telescope(q, bridges, base)
     training = Training(steps=300, batch=500, lr=0.05, schedule="cosine")
-    return model, fit(model, estimator, x, training, progress=False), x.double()
+    return model, train(model, estimator, x, training, progress=False), x.double()
 
 
 def errors_of(model, history, x, spread):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from sklearn.neighbors import KernelDensity
 
-from unnorm import train
+from unnorm import Training, loop
 from unnorm.cli import main
 from unnorm.data import toy
 from unnorm.errors import HealthWarning, InvalidValue
@@ -106,7 +106,7 @@ def test_the_smoke_study_has_every_cell_and_its_report(smoke):
      for style in method.styles],
 )  # fmt: skip
 def test_a_cell_is_the_run_it_says(method, style, n_steps):
-    """Against `train.fit` with the settings of the paper written out anew."""
+    """Against `unnorm.train` with the settings of the paper written out anew."""
     size, steps = replace(SMOKE, n_steps=(20,), hidden=(8,)), 8
     (stack,) = [one for one in all_stacks(size) if method in one.methods and one.style == style]
     runs = [run for run in stack.runs(size) if run.method == method and run.data in ("circles", "moons")][-3:]
@@ -122,14 +122,14 @@ def test_a_cell_is_the_run_it_says(method, style, n_steps):
             name = "ngd" if style == "sgd" else "ngd-adam"
         gamma = {"meco-gamma-0.01": 0.01, "meco-gamma-0.2": 0.2}.get(method, 0.1)
         estimator = WRITTEN_OUT.get(method, lambda q, gamma: MECO(q, gamma=gamma))(problem.noise, gamma)
-        training = train.Training(
+        training = Training(
             steps=steps, batch=size.batch, lr=run.lr, optimizer=name, beta=beta, schedule="cosine",
             seed=problem.number(STREAM),
         )  # fmt: skip
         model = stack.model(run, size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HealthWarning)
-            train.fit(model, estimator, problem.train, training, progress=False)
+            loop.train(model, estimator, problem.train, training, progress=False)
         with torch.no_grad():  # up to a constant, whose gradient is rounding for some, and Adam scales that up
             mine, theirs = (one(problem.test) for one in (done.model.one(k), model))
         torch.testing.assert_close(mine - mine.mean(), theirs - theirs.mean(), rtol=2e-3, atol=5e-4)

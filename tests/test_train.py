@@ -16,7 +16,7 @@ import torch
 from lightning_fabric import Fabric
 from scipy import stats
 
-from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, fit
+from unnorm import MECO, MLP, Gaussian, Quadratic, Tilted, Training, train
 from unnorm.checkpoint import read_tensors, write_tensors
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators import Estimator
@@ -43,7 +43,7 @@ def pieces(d=2, **options):
 
 def run(training, folder=None, resume=False, data=None, **options):
     model, estimator = pieces(**options)
-    history = fit(model, estimator, normal() if data is None else data, training, folder=folder, resume=resume)
+    history = train(model, estimator, normal() if data is None else data, training, folder=folder, resume=resume)
     return model, estimator, history
 
 
@@ -64,7 +64,7 @@ class TestLearning:
         x = torch.randn(5000, 5, generator=generator) @ mix + 1
         model = Quadratic(5)
         estimator = MECO(Gaussian.fit(1.2 * (x - x.mean(0)) + x.mean(0)), n_noise=2000)
-        history = fit(model, estimator, x, Training(steps=1500, lr=0.02, schedule="cosine"))
+        history = train(model, estimator, x, Training(steps=1500, lr=0.02, schedule="cosine"))
         covariance = torch.linalg.inv(model.precision).detach()
         error = (x.var(0) / len(x)).sqrt()
         assert ((model.mean.detach() - x.mean(0)).abs() < 5 * error).all()
@@ -81,7 +81,7 @@ class TestLearning:
         x = 1.0 + torch.randn(2000, 1, generator=torch.Generator().manual_seed(0))
         model = Quadratic(1, learn_precision=False)
         training = Training(steps=400, lr=0.05, optimizer=optimizer, schedule=schedule)
-        fit(model, MECO(Gaussian(1)), x, training)
+        train(model, MECO(Gaussian(1)), x, training)
         # By Proposition 2 the excess loss is half the squared distance: nine tenths of it are gone.
         assert (model.mean.detach() - x.mean()) ** 2 < 0.1 * x.mean() ** 2
 
@@ -96,7 +96,7 @@ class TestLearning:
         """theta_tau, tau in 1..T, is the state before step tau; a hook writes down every state the estimator saw."""
         model, visited = Quadratic(1), []
         model.register_forward_pre_hook(lambda module, _: visited.append(module.linear.item()))
-        fit(model, MECO(Gaussian(1)), normal(d=1), Training(steps=6, iterate="random", lr=0.1))
+        train(model, MECO(Gaussian(1)), normal(d=1), Training(steps=6, iterate="random", lr=0.1))
         assert len(set(visited)) == 6
         assert model.linear.item() in visited
 
@@ -107,7 +107,7 @@ class TestLearning:
             q = Gaussian.fit(normal(20))
             model = Tilted(q, MLP(2, hidden=(64, 64), generator=torch.Generator().manual_seed(1)))
             training = Training(steps=600, lr=3e-3, iterate=iterate, validate_every=20)
-            history = fit(model, MECO(q), normal(20), training, validation=normal(500, seed=4))
+            history = train(model, MECO(q), normal(20), training, validation=normal(500, seed=4))
             log_z = importance(model, q, 20_000, generator=torch.Generator().manual_seed(0)).value
             values[iterate] = log_z - model(fresh).mean().item()
             assert len(history["validation"]) == 30
@@ -131,12 +131,12 @@ class TestLearning:
     def test_validation_leaves_the_run_unchanged(self):
         plain, _, _ = run(Training(steps=30))
         model, estimator = pieces()
-        fit(model, estimator, normal(), Training(steps=30, validate_every=3), validation=normal(50, seed=2))
+        train(model, estimator, normal(), Training(steps=30, validate_every=3), validation=normal(50, seed=2))
         assert same(plain, model)
 
     def test_sequences_of_the_library_are_followed(self):
         model, estimator = pieces()
-        history = fit(
+        history = train(
             model,
             estimator,
             normal(),
@@ -160,9 +160,9 @@ class TestLearning:
                 tracked.append(objective.info["log_u"].exp().item())
                 return objective
 
-        fit(model, Spy(q), normal(d=1), Training(steps=10), rates=Rates(Constant(1e-3), gamma=Power(1.0, 1.0)))
+        train(model, Spy(q), normal(d=1), Training(steps=10), rates=Rates(Constant(1e-3), gamma=Power(1.0, 1.0)))
         assert seen == [*(1 / t for t in range(1, 11)), None]
-        fit(Quadratic(1), Batches(q, batches), normal(d=1), Training(steps=10, lr=1e-3))
+        train(Quadratic(1), Batches(q, batches), normal(d=1), Training(steps=10, lr=1e-3))
         means = [sum(batches[:t]) / t for t in range(1, 11)]
         assert tracked == pytest.approx(means, rel=1e-4)
 
@@ -180,12 +180,12 @@ class TestLearning:
                 return self.conv(x).square().mean((1, 2, 3)).neg()
 
         x = torch.randn(100, 1, 5, 5, generator=torch.Generator().manual_seed(0))
-        history = fit(Plain(), MECO(Gaussian.fit(x)), x, Training(steps=5))
+        history = train(Plain(), MECO(Gaussian.fit(x)), x, Training(steps=5))
         assert history["step"] == [1, 5]
 
     def test_float64(self):
         model, estimator = pieces()
-        fit(
+        train(
             model,
             estimator,
             normal(),
@@ -201,7 +201,7 @@ class TestLearning:
         for precision in ("64-true", "32-true"):
             model, estimator = (part.double() for part in pieces())
             fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-            fit(model, estimator, normal().double(), Training(steps=5), fabric=fabric)
+            train(model, estimator, normal().double(), Training(steps=5), fabric=fabric)
             results.append(model)
         assert same(*results)
         assert torch.get_default_dtype() == torch.float32
@@ -209,7 +209,7 @@ class TestLearning:
     def test_bf16(self):
         model, estimator = pieces()
         fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-        history = fit(model, estimator, normal(), Training(steps=20), fabric=fabric)
+        history = train(model, estimator, normal(), Training(steps=20), fabric=fabric)
         _, _, full = run(Training(steps=20))
         assert abs(history["value"][-1] - full["value"][-1]) < 0.05  # bf16 keeps three digits
 
@@ -232,7 +232,7 @@ class TestPatience:
         estimator, model = Scripted(values), Quadratic(1)
         training = Training(lr=0.1, batch=4, log_every=1000, **{"steps": 3 * (len(values) - 1), **options})
         rows = normal(8, d=1)
-        history = fit(
+        history = train(
             model,
             estimator,
             rows,
@@ -285,7 +285,7 @@ class TestPatience:
         x, model = torch.randn(20_000, 2, generator=seeded(seed)), Quadratic(2)
         first = x.square().sum(1).mean().item() / 2 + math.log(2 * math.pi)
         training = Training(steps=20, lr=1.0, iterate="best", validate_every=1, seed=seed)
-        history = fit(model, MECO(Gaussian(2)), x, training, validation=x)
+        history = train(model, MECO(Gaussian(2)), x, training, validation=x)
         assert same(model, Quadratic(2))
         assert min(history["validation"]) > first + stats.chi2(5).isf(0.001) / (2 * len(x))
 
@@ -353,13 +353,13 @@ class TestTrouble:
     def test_nothing_to_train(self):
         frozen = Quadratic(2).requires_grad_(False)
         with pytest.raises(InvalidValue, match="no parameters to train"):
-            fit(frozen, MECO(Gaussian(2)), normal())
+            train(frozen, MECO(Gaussian(2)), normal())
         with pytest.raises(InvalidValue, match="no data to train on"):
-            fit(Quadratic(2), MECO(Gaussian(2)), torch.empty(0, 2))
+            train(Quadratic(2), MECO(Gaussian(2)), torch.empty(0, 2))
 
     def test_a_last_step_that_diverges_is_noticed(self):
         with pytest.raises(NonFiniteObjective, match="After step 1 the parameters are not finite"):
-            fit(Quadratic(2), MECO(Gaussian(2)), 1e3 * normal(), Training(steps=1, lr=9e37, optimizer="sgd"))
+            train(Quadratic(2), MECO(Gaussian(2)), 1e3 * normal(), Training(steps=1, lr=9e37, optimizer="sgd"))
 
     def test_silent_when_not_a_terminal(self, capfd):
         run(Training(steps=20))
@@ -374,7 +374,7 @@ class TestResume:
         for folder, lengths in ((None, [60]), (tmp_path, [23, 60])):
             for steps in lengths:
                 model, estimator = pieces()
-                fit(
+                train(
                     model,
                     estimator,
                     normal(),
@@ -458,7 +458,7 @@ class TestResume:
         run(Training(steps=5), tmp_path)
         q = Gaussian(2)
         with pytest.raises(BrokenFile, match="does not belong to this model and estimator"):
-            fit(MLP(2, hidden=(3,)), MECO(q), normal(), Training(steps=9), folder=tmp_path, resume=True)
+            train(MLP(2, hidden=(3,)), MECO(q), normal(), Training(steps=9), folder=tmp_path, resume=True)
 
     def test_broken_checkpoints(self, tmp_path):
         with pytest.raises(BrokenFile, match="There is no file"):
@@ -583,11 +583,11 @@ def test_two_processes_stay_in_step(tmp_path):
         "import sys, torch\n"
         "from lightning_fabric import Fabric\n"
         "from tests.test_train import normal, pieces\n"
-        "from unnorm import Training, fit\n"
+        "from unnorm import Training, train\n"
         "def main(fabric, folder, steps, resume):\n"
         "    model, estimator = pieces()\n"
-        "    fit(model, estimator, normal(), Training(steps=steps, checkpoint_every=5), fabric=fabric, folder=folder,\n"
-        "        resume=resume)\n"
+        "    train(model, estimator, normal(), Training(steps=steps, checkpoint_every=5), fabric=fabric,\n"
+        "          folder=folder, resume=resume)\n"
         "    torch.save({'model': model.state_dict(), 'u': estimator.log_u}, f'{folder}/rank{fabric.global_rank}.pt')\n"
         "if __name__ == '__main__':\n"
         "    fabric = Fabric(accelerator='cpu', devices=2, strategy='ddp_spawn')\n"

@@ -4,7 +4,7 @@
 >>> x = unnorm.data.toy("8gaussians").sample(1000, generator=torch.Generator().manual_seed(0))
 >>> q = unnorm.Gaussian.fit(x)
 >>> model = unnorm.Tilted(q, unnorm.MLP(2, hidden=(32,)))
->>> history = unnorm.fit(model, unnorm.MECO(q), x, unnorm.Training(steps=20))
+>>> history = unnorm.train(model, unnorm.MECO(q), x, unnorm.Training(steps=20))
 >>> density = unnorm.Density.normalise(model, q, n=1000)
 >>> density.log_prob(x).shape
 torch.Size([1000])
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
         SlicedScoreMatching,
         Telescope,
     )
+    from unnorm.loop import step, train
     from unnorm.models import MLP, Bridged, Quadratic, ResNet, Seen, Tilted, WideResNet
     from unnorm.noise import Gaussian, Noise, from_distribution
     from unnorm.samplers import HMC, MALA, ULA, Chain, ReplayBuffer, Sampler
-    from unnorm.train import fit, step
     from unnorm.training import Training
     from unnorm.types import History, LogDensity, LogZ, Objective
 
@@ -105,6 +105,7 @@ __all__ = [
     "replicas",
     "samplers",
     "step",
+    "train",
 ]
 
 _HOME = {
@@ -127,9 +128,14 @@ _HOME = {
     "Sampler": "samplers",
     "Tilted": "models",
     "Training": "training",
-    "fit": "train",
+    "fit": "tables.fit",
+    "TableDensity": "tables.density",
+    "EnergyDensity": "sklearn",
+    "EnergyOutlierDetector": "sklearn",
+    "load": "tables.folder",
+    "train": "loop",
     "from_distribution": "noise",
-    "step": "train",
+    "step": "loop",
     "ENCE": "estimators",
     "NCE": "estimators",
     "SNL": "estimators",

@@ -17,8 +17,7 @@ from unnorm.errors import DataError, InvalidValue
 from unnorm.folders import read_json, sealed
 from unnorm.metrics import Detection, detect, score_histogram
 from unnorm.names import choose
-from unnorm.sklearn import EnergyOutlierDetector
-from unnorm.tabular.columns import Columns
+from unnorm.sklearn import EnergyOutlierDetector, warn_of_constants
 
 __all__ = ["FILES", "Found", "Input", "Measured", "claim", "hints", "labelled", "measured", "search", "words", "write"]
 
@@ -233,11 +232,11 @@ def search(
     if not 0 < contamination <= 0.5:
         raise InvalidValue(f"The --contamination must be above 0 and at most 0.5. Got {contamination}.")
     detector = EnergyOutlierDetector(contamination=contamination, random_state=seed, device=device)
-    found = Columns.of(rows) if len(rows) > 1 else None
     names = np.array(table.columns)
-    if found is not None and found.kept.any():
-        found.warn(names)
-        rows, names = found.varying(rows), names[found.kept]
+    varying = (rows != rows[0]).any(0) if len(rows) else np.zeros(len(names), dtype=bool)
+    if varying.any():
+        warn_of_constants(varying, names)
+        rows, names = rows[:, varying], names[varying]
     try:
         detector.fit(rows)
     except ValueError as problem:

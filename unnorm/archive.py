@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 TENSORS, DESCRIPTION = "model.safetensors", "model.json"
-FORMAT = "unnorm-density-1"
-FIELDS = {"format", "model", "noise", "transform", "log_z", "doubts", "tensors_sha256"}
+FORMAT = "unnorm-density-2"
+FIELDS = {"format", "model", "noise", "transform", "log_z", "doubts", "unchecked", "not_ruled_out", "tensors_sha256"}
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -100,7 +100,6 @@ def _read_description(path: Path) -> dict[str, Any]:
     written = description.pop("digest", None)
     if written != digest(description):
         raise BrokenFile(f"'{path}' was edited or damaged after it was written: its digest does not match.")
-    description.setdefault("doubts", [])  # files of 0.1 knew none
     lists = isinstance(description["doubts"], list)
     if set(description) != FIELDS or not isinstance(description["log_z"], dict) or not lists:
         raise BrokenFile(f"'{path}' does not describe a density.")

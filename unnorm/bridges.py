@@ -16,11 +16,11 @@ from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.estimators.base import Contrastive
 from unnorm.estimators.meco import MECO
 from unnorm.estimators.telescope import Telescope, even_alphas
+from unnorm.loop import train
 from unnorm.models.tilted import Bridged
 from unnorm.noise.base import Noise, event_of
 from unnorm.noise.gaussian import Gaussian
 from unnorm.randomness import derive_seed, stream
-from unnorm.train import fit
 from unnorm.training import Training
 
 __all__ = ["Spacing", "least_bridges", "pilot", "respaced"]
@@ -112,6 +112,7 @@ def pilot(
     batch: int = 256,
     lr: float = 1e-3,
     held_out: Tensor | None = None,
+    least: int | None = None,
     fabric: Fabric | None = None,
     seed: int = 0,
     **options: Any,
@@ -130,6 +131,7 @@ def pilot(
         wanted: nats between neighbours.
         steps, batch, lr: of each round's training.
         held_out: rows that were not trained on; some of the data when None.
+        least: bridges that there are to be whatever is seen; `least_bridges` of the noise when None.
         fabric: device and precision; the CPU when None.
         seed: of everything random.
 
@@ -144,7 +146,7 @@ def pilot(
     if held_out is None:
         held_out = data[spread(len(data), HELD_OUT)]
     device = fabric.device if fabric is not None else torch.device("cpu")
-    least = least_bridges(noise)
+    least = least_bridges(noise) if least is None else least
     alphas: tuple[float, ...] = (0.0, 1.0) if least == 1 else even_alphas(FIRST)
     for _ in range(1 + ROUNDS):
         estimator = Telescope(noise, alphas, base, **options)
@@ -152,7 +154,7 @@ def pilot(
         training = Training(steps=steps, batch=batch, lr=lr, schedule="cosine", seed=derive_seed(seed, "pilot"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HealthWarning)  # gaps too large are what it is here to find
-            fit(model, estimator, data, training, fabric=fabric, progress=False)
+            train(model, estimator, data, training, fabric=fabric, progress=False)
         own = stream(seed, "gaps of the pilot", device=device)
         dtype = next(model.parameters()).dtype
         with torch.no_grad():

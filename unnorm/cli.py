@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 LEARNING_RATES = {"ngd": 0.1}  # else Training's own
-PATIENCE = 30  # looks at the validation rows, of 25 steps each, where these choose the iterate
+DISTRUSTED = 3  # exit code where the verdict is DISTRUST
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder written by 'unnorm fit'.")]
 
 
@@ -57,7 +57,9 @@ def fit(
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the output folder.")] = False,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Continue the run in this folder.")] = None,
     model: Annotated[str, typer.Option(help="tilted (noise times exp of an MLP), mlp, or quadratic.")] = "tilted",
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "300,300,300",
+    hidden: Annotated[
+        str | None, typer.Option(help="Widths of the hidden layers, as in 300,300. [default: by the size of the table]")
+    ] = None,
     activation: Annotated[str, typer.Option(help="silu, relu, leaky-relu, elu, gelu, softplus or tanh.")] = "silu",
     noise: Annotated[
         str,
@@ -96,32 +98,35 @@ def fit(
         float | None, typer.Option(help="dsm, cnce: noise around each point, in spreads. [default: 0.1, 0.5]")
     ] = None,
     kappa: Annotated[int | None, typer.Option(help="cnce: noise points per data point. [default: 1]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimization steps. [default: 2500]")] = None,
-    batch: Annotated[int, typer.Option(help="Data points per step.")] = 500,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimization steps at most. [default: a quarter of the rows, 500 to 3000]")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Data points per step. [default: 256 or 500]")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate; of ngd the length of a step. [default: 0.001; ngd: 0.1]")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adam, sgd, ngd (normalised gradients) or ngd-adam.")] = "adam",
     schedule: Annotated[
-        str, typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4).")
-    ] = "cosine",
+        str | None,
+        typer.Option(help="Of the learning rate: constant, power, cosine, or pl (Theorem 4). [default: cosine]"),
+    ] = None,
     mu: Annotated[float, typer.Option(help="PL constant for --schedule pl.")] = 1.0,
     iterate: Annotated[
         str | None,
         typer.Option(
-            help="Which iterate to keep: last, random (the paper), averaged, ema, or best (validated). [default: best "
-            "for a table, last for a toy set]"
+            help="Which iterate to keep: last, random (the paper), averaged, ema, or best (validated). [default: best; "
+            "last for sm, ssm, dsm and cnce]"
         ),
     ] = None,
     n: Annotated[int, typer.Option(help="Training points to draw of a toy set.")] = 50_000,
     test: Annotated[float, typer.Option(help="Share of the rows kept for testing.")] = 0.1,
     columns: Annotated[str | None, typer.Option(help="Columns to use, by name or position: a,b,c.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Columns to leave out, as in id,date.")] = None,
     key: Annotated[str | None, typer.Option(help="Which array of an .npz file.")] = None,
     drop_nonfinite: Annotated[
-        bool, typer.Option("--drop-nonfinite", help="Leave out rows with NaN or infinity.")
+        bool, typer.Option("--drop-nonfinite", help="Leave out rows with infinity too, not only with missing cells.")
     ] = False,
-    drop_constant: Annotated[bool, typer.Option("--drop-constant", help="Leave out constant columns.")] = False,
-    n_importance: Annotated[int, typer.Option(help="Noise draws for log Z.")] = 200_000,
+    n_importance: Annotated[int, typer.Option(help="Noise draws for log Z.")] = 50_000,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="32, 64 or bf16 (mixed).")] = "32",
@@ -131,6 +136,7 @@ def fit(
     """Fit a density to points; write a folder with the model, its numbers, a picture and a report."""
     from unnorm.folders import CONFIG
     from unnorm.jobs import Job, load_job, run
+    from unnorm.settings import AUTOMATIC
     from unnorm.training import Training
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its hints are for its own users
@@ -144,28 +150,30 @@ def fit(
     else:
         if schedule == "pl" and beta is not None:
             raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
+        asked: dict[str, Any] = {"steps": steps, "batch": batch, "schedule": schedule, "iterate": iterate}
+        chosen = {name: value for name, value in asked.items() if value is not None}
         training = Training(
-            steps=Training.steps if steps is None else steps,
-            batch=batch,
             lr=LEARNING_RATES.get(optimizer, Training.lr) if lr is None else lr,
             optimizer=optimizer,
             beta=beta,
-            schedule=schedule,
             mu=mu,
-            iterate=iterate or _default_iterate(data, estimator),
-            patience=PATIENCE if iterate is None else None,
             seed=seed,
+            log_every=25,
+            **chosen,
         )
+        automatic = [name for name in AUTOMATIC if name not in chosen]
+        if iterate is not None:
+            automatic.remove("patience")
         job = Job(
             data=data,
             key=key,
             columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
+            exclude=() if exclude is None else tuple(name.strip() for name in exclude.split(",")),
             drop_nonfinite=drop_nonfinite,
-            drop_constant=drop_constant,
             n=n,
             test=test,
             model=model,
-            hidden=_widths(hidden),
+            hidden=None if hidden is None else _widths(hidden),
             activation=activation,
             noise=noise,
             bridges=bridges,
@@ -188,6 +196,7 @@ def fit(
             device=device,
             precision=precision,
             training=training,
+            automatic=tuple(automatic),
         )
         folder = out or Path("runs") / Path(data).stem
     try:
@@ -200,6 +209,7 @@ def fit(
         print_json({"folder": str(folder), **result})
     else:
         _print_result(result, f"Written to {folder}: model.safetensors, density.png, report.md")
+    _exit_with(result["verdict_level"])
 
 
 @app.command(epilog="Example: unnorm score runs/8gaussians new.csv --out scores.csv")
@@ -214,40 +224,45 @@ def score(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print log p(x) of every row: one number a line, in the order of the file."""
+    """Print log p(x) of every row: one number a line, in the order of the file; nan for a row with a missing cell."""
     import numpy as np
 
+    from unnorm.data.tables import find, read
     from unnorm.density import Density
-    from unnorm.metrics import log_probs, nll
-    from unnorm.points import points_for_scoring
+    from unnorm.metrics import log_probs
+    from unnorm.points import plain_rows
+    from unnorm.tables.density import TABLE, TableDensity
 
-    density = Density.load(model)
-    points, kept = points_for_scoring(model, data, key=key, drop_nonfinite=drop_nonfinite)
-    values = log_probs(density.log_prob, points)
-    found = nll(values, log_z_stderr=density.log_z.stderr)
-    if (broken := np.flatnonzero(~np.isfinite(values.numpy()))).size:
-        place = broken[0] if kept is None else kept[broken[0]]
-        _say(f"warning: {broken.size} rows have no finite log density, the first is row {place + 1}.")
+    if (model / TABLE).exists():
+        table = TableDensity.load(model)
+        rows, extra = table.rows_of(read(find(data), key=key), f"'{data}'")
+        if extra:
+            _say(f"columns that the model was not fitted on are ignored: {', '.join(extra[:8])}.")
+        if drop_nonfinite:
+            rows = np.where(np.isinf(rows), np.nan, rows)
+        values, error = table.log_prob(rows), table.log_z.stderr
+    else:
+        density = Density.load(model)
+        values, error = log_probs(density.log_prob, plain_rows(data, key=key)).numpy(), density.log_z.stderr
+    missing, finite = int(np.isnan(values).sum()), values[np.isfinite(values)]
+    if missing:
+        _say(f"{missing:,} of {len(values):,} rows have a missing cell: their log density is nan.")
+    if broken := len(values) - missing - len(finite):
+        place = int(np.flatnonzero(~np.isfinite(values) & ~np.isnan(values))[0])
+        _say(f"warning: {broken} rows have no finite log density, the first is row {place + 1}.")
+    nll = -float(finite.mean()) if len(finite) else float("nan")
+    spread = float(finite.std(ddof=1) / len(finite) ** 0.5) if len(finite) > 1 else None
+    stderr = None if spread is None else (spread**2 + error**2) ** 0.5
     if as_json:
-        summary: dict[str, Any] = {
-            "n": found.n,
-            "nll": found.value,
-            "stderr": found.stderr,
-            "log_prob": values.tolist(),
-        }
-        if kept is not None:
-            summary["rows"] = (kept + 1).tolist()
-        print_json(summary)
-    table = values.numpy()[:, None]
-    names = ["log_prob"]
-    if kept is not None:  # some rows are missing: say which these are, counted from 1
-        table, names = np.column_stack([kept + 1, table]), ["row", "log_prob"]
+        plain = [float(value) if np.isfinite(value) else None for value in values]
+        print_json({"n": len(finite), "missing": missing, "nll": nll, "stderr": stderr, "log_prob": plain})
     if out is not None:
-        _write_table(out, table, names, force)
+        _write_table(out, values[:, None], ["log_prob"], force)
     elif not as_json:
-        typer.echo("\n".join(_line(row) for row in table))
+        typer.echo("\n".join(_line([value]) for value in values))
     if not as_json:
-        typer.echo(f"{found.n} rows, NLL {found.value:.4f} ± {found.stderr:.4f} nats", err=True)
+        known = "" if stderr is None else f" ± {stderr:.4f}"
+        typer.echo(f"{len(finite)} {'row' if len(finite) == 1 else 'rows'}, NLL {nll:.4f}{known} nats", err=True)
 
 
 @app.command(epilog="Example: unnorm sample runs/8gaussians -n 1000 --out samples.csv")
@@ -263,35 +278,61 @@ def sample(
 ) -> None:
     """Draw points from a fitted density, in the units of its data."""
     from unnorm.density import Density
-    from unnorm.folders import CONFIG, read_json
     from unnorm.randomness import stream
+    from unnorm.tables.density import TABLE, TableDensity
 
-    density = Density.load(model)
     if not 0 <= seed < 2**62:
         raise InvalidValue(f"The seed must be an integer from 0 to 2^62 - 1. Got {seed}.")
+    if n < 1:
+        raise InvalidValue(f"The number of draws must be at least 1. Got {n}.")
+    if (model / TABLE).exists():
+        _sample_table(TableDensity.load(model), n, out, force, seed, as_json)
+        return
+    density = Density.load(model)
     _check_output(out, force, (".csv", ".npy", ".png") if len(density.event) == 3 else (".csv", ".npy"))
     draws = density.draws(n, generator=stream(seed, "samples"), progress=False if as_json else None)
     points = draws.x.flatten(1).numpy()
-    config = model / CONFIG
     names = [f"column{place}" for place in range(points.shape[1])]
-    order = list(range(points.shape[1]))
-    if config.exists():
-        facts = read_json(config, {"columns", "places", "width"})
-        names = facts["columns"]
-        # A nameless .npy is matched by place when scored: there the columns stand where the fitted file had them.
-        if len(names) == facts["width"]:
-            order = sorted(range(len(names)), key=facts["places"].__getitem__)
     if as_json:
-        facts = {"method": draws.method, "r_hat": draws.r_hat, "ess": draws.ess, "acceptance": draws.acceptance}
-        print_json({"n": n, "columns": names, **facts, "samples": points.tolist()})
+        print_json({"n": n, "columns": names, **_facts_of(draws), "samples": points.tolist()})
     elif out is None:
         _write_csv(sys.stdout, points, names)
     if out is not None and out.suffix == ".png":
         _write_sheet(out, density, draws.x)
     elif out is not None:
-        _write_table(out, points[:, order] if out.suffix == ".npy" else points, names, force)
+        _write_table(out, points, names, force)
     if not as_json:
         typer.echo(draws.line(), err=True)
+
+
+def _sample_table(table: Any, n: int, out: Path | None, force: bool, seed: int, as_json: bool) -> None:
+    """Draw rows of a table; words are written as words."""
+    import numpy as np
+
+    from unnorm.tables.frames import cells_of
+
+    _check_output(out, force, (".csv", ".npy"))
+    rows, draws = table.draw(n, random_state=seed)
+    cells = cells_of(rows, table.columns)
+    names = [name for name, _ in cells]
+    if as_json:
+        samples = [list(row) for row in zip(*(own.tolist() for _, own in cells), strict=True)]
+        print_json({"n": n, "columns": names, **_facts_of(draws), "samples": samples})
+    elif out is None or out.suffix == ".csv":
+        _write_cells(out, names, [own.tolist() for _, own in cells])
+    if out is not None and out.suffix == ".npy":
+        if words := [name for name, own in cells if own.dtype == object]:
+            raise InvalidValue(f"An .npy file holds numbers, and column '{words[0]}' has words. Use a .csv file.")
+        # A nameless file is matched by place when it is scored.
+        order = range(len(names)) if table.named else sorted(range(len(names)), key=lambda at: int(names[at][6:] or at))
+        numbers = np.column_stack([np.asarray(cells[at][1], dtype=np.float64) for at in order])
+        _write_table(out, numbers, names, force)
+    if not as_json:
+        typer.echo(draws.line(), err=True)
+
+
+def _facts_of(draws: Any) -> dict[str, Any]:
+    return {"method": draws.method, "r_hat": draws.r_hat, "ess": draws.ess, "acceptance": draws.acceptance}
 
 
 @app.command(epilog="Example: unnorm diagnose runs/8gaussians    or: unnorm diagnose runs/table --data new.csv")
@@ -329,10 +370,12 @@ def diagnose(
     )
     if as_json:
         print_json(found)
+        _exit_with(found["verdict_level"])
         return
     for line in found["lines"]:
         typer.echo(line)
     _print_verdict(found)
+    _exit_with(found["verdict_level"])
 
 
 @app.command(epilog="Example: unnorm info runs/8gaussians --json")
@@ -340,7 +383,7 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
     """Show what a saved model is, how good it is, and whether to trust it."""
     from unnorm.architecture import describe
     from unnorm.density import Density
-    from unnorm.diagnostics import verdict
+    from unnorm.diagnostics import Verdict, judge_log_z
     from unnorm.folders import RESULT, read_json
 
     density = Density.load(model)
@@ -349,8 +392,8 @@ def info(model: ModelFolder, as_json: JsonFlag = False) -> None:
         result |= read_json(model / RESULT, {"test_nll", "verdict", "verdict_level"})
     result["log_z"] = {method: found._asdict() for method, found in density.log_zs.items()}
     if "verdict" not in result:
-        judged = verdict(density.log_zs, doubts=density.doubts)
-        result |= {"verdict": judged.line(), "verdict_level": judged.level}
+        part = judge_log_z(density.log_zs, density.doubts, density.unchecked, density.not_ruled_out)
+        result |= {"verdict": Verdict(part).plain(), "verdict_level": part.level}
     parameters = sum(p.numel() for p in density.model.parameters())
     result |= {"model": describe(density.model), "parameters": parameters, "event": list(density.event)}
     if as_json:
@@ -392,9 +435,20 @@ def _print_result(result: dict[str, Any], footer: str) -> None:
 def _print_verdict(result: dict[str, Any]) -> None:
     from rich.console import Console
 
-    colour = {"TRUST": "green", "CARE": "yellow"}.get(result["verdict_level"], "red")
+    from unnorm.diagnostics import Verdict
+
+    colours = {"TRUST": "green", "CARE": "yellow", "DISTRUST": "red"}
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"Verdict: {result['verdict']}", style=colour)
+    verdict = Verdict.from_plain(result["verdict"])
+    console.print(f"Verdict: {verdict.level}", style=colours[verdict.level])
+    for line, part in zip(verdict.lines(), verdict.parts().values(), strict=True):
+        console.print(f"  {line}", style=colours[part.level])
+
+
+def _exit_with(level: str) -> None:
+    """End with a code of its own where the density is not to be trusted."""
+    if level == "DISTRUST":
+        raise typer.Exit(DISTRUSTED)
 
 
 def _line(row: Any) -> str:
@@ -406,11 +460,20 @@ def _write_csv(file: Any, values: Any, columns: list[str]) -> None:
     file.writelines(_line(row) + "\n" for row in values)
 
 
-def _default_iterate(data: str, estimator: str) -> str:
-    """Rows run out and can be fitted too well; a toy set's do not, and score matching cannot tell which is best."""
-    from unnorm.data.toy import TOYS
+def _write_cells(path: Path | None, names: list[str], columns: list[list[Any]]) -> None:
+    """Write rows of numbers and words to a .csv file, or to the terminal."""
+    from contextlib import nullcontext
 
-    return "last" if data in TOYS or estimator in ("sm", "ssm", "dsm", "cnce") else "best"
+    try:
+        with nullcontext(sys.stdout) if path is None else path.open("w", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(names)
+            for row in zip(*columns, strict=True):
+                lines.writerow([f"{cell:.15g}" if isinstance(cell, float) else cell for cell in row])
+    except OSError as problem:
+        if isinstance(problem, BrokenPipeError):
+            raise
+        raise InvalidValue(f"'{path}' cannot be written: {problem.strerror}.") from problem
 
 
 def _check_output(path: Path | None, force: bool, kinds: tuple[str, ...]) -> None:

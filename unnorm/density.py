@@ -1,6 +1,5 @@
 """The fitted object: an unnormalized model with its normaliser, in the user's units."""
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,23 +12,20 @@ from unnorm import archive
 from unnorm.architecture import describe
 from unnorm.data.rows import RowSource, chunks, spread
 from unnorm.data.transforms import Standardize, Transform
-from unnorm.diagnostics import KHAT_LIMIT, LEAST_ESS, R_HAT_LIMIT, NoiseReport, noise_report, pareto_khat
-from unnorm.draws import STARTS, Draws, by_annealing, by_hmc
+from unnorm.diagnostics import R_HAT_LIMIT, NoiseReport, believable, noise_report
+from unnorm.draws import STARTS, Draws, by_annealing, by_hmc, by_weights
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.models.stepwise import Stepwise
 from unnorm.models.tilted import Tilted
 from unnorm.noise.base import Noise, event_of, own_generator
 from unnorm.partition.annealed import ais
 from unnorm.partition.grid import CELLS, Grid, evaluate, fitting_box
-from unnorm.partition.importance import log_weights
 from unnorm.partition.ladder import IMAGE, MOST_DATA, Climb, ladder
 from unnorm.partition.probes import far_out
-from unnorm.types import LogZ, effective_sample_size, log_density
+from unnorm.types import LogZ, log_density
 
 __all__ = ["Density"]
 
-MOST_DRAWN = 2**21  # numbers of noise draws held at once while resampling
-SPARE = 10  # effective draws for each that is chosen, so that choosing hardly favours the heavy ones
 ANNEALED = 512
 
 
@@ -44,6 +40,8 @@ class Density(nn.Module):
         transform: T, from the user's units to the model's; None when they are the same.
         log_zs: estimates of log Z by method, the one in use last.
         doubts: what speaks against it.
+        unchecked: why no rows of the data were compared, where only these could show missed mass.
+        not_ruled_out: the share of mass that the rows which were compared cannot rule out.
 
     >>> from unnorm import Gaussian, Quadratic
     >>> density = Density.normalise(Quadratic(2), Gaussian(2), n=1000)
@@ -66,12 +64,15 @@ class Density(nn.Module):
         transform: Transform | None,
         log_zs: Mapping[str, LogZ],
         doubts: Sequence[str] = (),
+        unchecked: str = "",
+        not_ruled_out: float = 0.0,
     ):
         super().__init__()
         self.model, self.noise = model, noise
         self.event = event_of(noise)
         self.transform = (transform if transform is not None else Standardize(self.event)).requires_grad_(False)
         self.log_zs, self.doubts = dict(log_zs), tuple(doubts)
+        self.unchecked, self.not_ruled_out = unchecked, not_ruled_out
         self.climb: Climb | None = None  # how log Z was found; a loaded density knows only what came of it
         corners = 2, self.event[0] if self._has_grid() else 0
         self.register_buffer("box", torch.zeros(corners, dtype=torch.float64))  # of the grid, in the model's units
@@ -98,7 +99,8 @@ class Density(nn.Module):
             model: log p~ in the model's units.
             noise: q in the model's units.
             transform: T.
-            data: in the user's units; in one and two dimensions the grid covers all of them.
+            data: rows that were trained on, in the user's units: they show mass that the noise misses, and in one and
+                two dimensions the grid covers all of them.
             held_out: rows that were not trained on, in the user's units: they show mass that the noise misses.
             n: draws of the noise at most.
             stderr: the standard error of log Z that is enough.
@@ -114,6 +116,7 @@ class Density(nn.Module):
             density.box.copy_(fitting_box(model, points, like=density._like()))
         climb = density.diagnose(
             held_out,
+            train=data,
             reach=reach,
             n=n,
             first=n,
@@ -123,6 +126,7 @@ class Density(nn.Module):
             progress=progress,
         )
         density.climb, density.log_zs, density.doubts = climb, climb.log_zs(), climb.doubts
+        density.unchecked, density.not_ruled_out = climb.unchecked, climb.mass_not_ruled_out
         if climb.doubts:
             cure = "" if isinstance(model, Stepwise) else " A noise closer to the data would help."
             warnings.warn(
@@ -132,9 +136,9 @@ class Density(nn.Module):
             )
         return density
 
-    def diagnose(self, held_out: RowSource | None = None, **options: Any) -> Climb:
-        """Climb the ladder anew, with its options; `held_out` rows are in the user's units."""
-        return ladder(self.model, self.noise, data=self._rows(held_out), **options)
+    def diagnose(self, held_out: RowSource | None = None, *, train: RowSource | None = None, **options: Any) -> Climb:
+        """Climb the ladder anew, with its options; rows that were held out, or trained on, are in the user's units."""
+        return ladder(self.model, self.noise, data=self._rows(held_out), train=self._rows(train), **options)
 
     def noise_report(self, held_out: RowSource | None = None, **options: Any) -> NoiseReport:
         """How its noise stands to it (`unnorm.diagnostics.noise_report`); `held_out` rows are in the user's units."""
@@ -183,10 +187,11 @@ class Density(nn.Module):
     def draws(self, n: int, *, generator: torch.Generator | None = None, progress: bool | None = None) -> Draws:
         """`n` draws and how they were made.
 
-        In one and two dimensions from the grid's cells, uniform within a cell. Above, draws of the noise chosen by
-        their weights, where these leave ten times as many as are wanted; else by Hamiltonian Monte Carlo, from starts
-        chosen by weights or, where the noise is too far for that, annealed to the model: many chains, tuned together,
-        with R-hat and effective sample size; chains that did not mix warn with `MixingWarning`. Images far from their
+        In one and two dimensions they come from the grid's cells, uniform within a cell. Above, they are draws of the
+        noise, kept by rejection or chosen by their weights (`draws.by_weights`), however many are wanted. Where the
+        weights do not allow that they come from Hamiltonian Monte Carlo, with starts chosen by weights or, where the
+        noise is too far for that, annealed to the model: many chains, tuned together, with R-hat and effective sample
+        size; chains that did not mix warn with `MixingWarning`. Images far from their
         noise are drawn each by a chain of its own, annealed from the noise (`draws.by_annealing`), with a bar on a
         terminal unless `progress` says otherwise. A `Stepwise` model draws coordinate by coordinate.
         """
@@ -242,18 +247,13 @@ class Density(nn.Module):
         if isinstance(self.model, Stepwise):
             return Draws.exact(self.model.sample(n, generator=generator, progress=progress), "stepwise")
         found = self.log_zs["importance"]  # the ladder's first rung, always there
-        if len(self.event) == IMAGE and found.ess < LEAST_ESS:
+        if len(self.event) == IMAGE and not believable(found):
             return by_annealing(self.model, self.noise, n, generator=generator, progress=progress)
-        wanted = math.ceil(2 * SPARE * max(n, STARTS) * found.n / max(found.ess, 1.0))
-        draws = min(max(10_000, wanted), max(10_000, MOST_DRAWN // math.prod(self.event)))
         with torch.no_grad():
-            z, log_w = log_weights(self.model, self.noise, draws, generator=generator)
-            ess, share = float(effective_sample_size(log_w)), torch.softmax(log_w, 0)
-            if ess >= SPARE * n and pareto_khat(log_w) < KHAT_LIMIT:
-                return Draws.resampled(z[torch.multinomial(share, n, generator=generator)])
-            if ess >= LEAST_ESS:
-                near = z[torch.multinomial(share, STARTS, replacement=True, generator=generator)]
-        if ess < LEAST_ESS:
+            near = by_weights(self.model, self.noise, n, expected=found.ess / found.n, generator=generator)
+        if isinstance(near, Draws):
+            return near
+        if near is None:
             try:
                 finite, why = far_out(self.model, self.noise, alone=True)
                 if not finite:  # its chains would never arrive
@@ -262,12 +262,12 @@ class Density(nn.Module):
                 near = near[torch.randperm(len(near), generator=generator, device=near.device)]  # kin stand together
             except InvalidValue as refusal:
                 warnings.warn(
-                    f"{draws} noise draws amount to {ess:.0f} independent ones, and no annealed chain leads from the "
-                    f"noise to the model ({refusal}): the chains start from the noise itself.",
+                    "Draws of the noise amount to too few independent ones of the model, and no annealed chain leads "
+                    f"from the noise to the model ({refusal}): the chains start from the noise itself.",
                     WeightsWarning,
                     stacklevel=3,
                 )
-                near = z[:STARTS]
+                near = self.noise.sample(STARTS, generator=generator)
         return by_hmc(self.model, near, n, generator=generator)
 
     def save(self, folder: Path | str) -> None:
@@ -285,6 +285,8 @@ class Density(nn.Module):
             "transform": describe(self.transform),
             "log_z": {method: archive.to_plain(found) for method, found in self.log_zs.items()},
             "doubts": list(self.doubts),
+            "unchecked": self.unchecked,
+            "not_ruled_out": self.not_ruled_out,
         }
         archive.write(Path(folder), tensors, facts)
 
@@ -313,7 +315,8 @@ class Density(nn.Module):
         first = "quadrature" if isinstance(model, Stepwise) else "importance"
         if not isinstance(noise, Noise) or not isinstance(transform, Transform) or first not in log_zs:
             raise BrokenFile(f"'{folder}' does not describe a density.")
-        density = cls(model, noise, transform, log_zs, [str(doubt) for doubt in facts["doubts"]])
+        checked = str(facts["unchecked"]), float(facts["not_ruled_out"])
+        density = cls(model, noise, transform, log_zs, [str(doubt) for doubt in facts["doubts"]], *checked)
         if tensors["box"].shape != density.box.shape:
             raise BrokenFile(
                 f"'{folder}' does not describe a density: its box has shape {tuple(tensors['box'].shape)}."

@@ -9,7 +9,7 @@ from typing import Any
 from unnorm import archive
 from unnorm.checkpoint import write_atomically
 from unnorm.errors import BrokenFile, InvalidValue
-from unnorm.train import CHECKPOINT, HISTORY
+from unnorm.loop import CHECKPOINT, HISTORY
 
 __all__ = ["CONFIG", "GROUNDWORK", "RESULT", "claim", "read_json", "sealed", "without_nan"]
 
@@ -24,6 +24,8 @@ OWN_FILES = (
     archive.DESCRIPTION,
     "density.png",
     "report.md",
+    "table.json",
+    *(f"{stage}/{name}" for stage in ("plain", "bridges") for name in (CHECKPOINT, HISTORY, "chosen")),
 )
 
 

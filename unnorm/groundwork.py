@@ -23,6 +23,7 @@ from unnorm.settings import Job
 __all__ = ["Groundwork", "laid", "load", "reached", "save"]
 
 PILOT_STEPS, PILOT_BATCH = 200, 256
+MANY_ROWS = 2000  # from which there may be more nats in wide data than a pilot can see
 
 
 class Groundwork(NamedTuple):
@@ -69,6 +70,7 @@ def laid(
             steps=min(PILOT_STEPS, max(10, job.training.steps // 5)),
             batch=min(PILOT_BATCH, job.training.batch),
             held_out=seen,
+            least=1 if len(train) < MANY_ROWS else None,
             fabric=fabric,
             seed=job.training.seed,
             **job.given,

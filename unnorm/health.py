@@ -154,7 +154,7 @@ class Health:
         strict: raise `Unhealthy` instead of warning.
         parts: of how many bridges the log Z is the sum.
         memory: by what factor the estimator's memory multiplies the draws, in what it knows of log Z.
-        told: warnings of an earlier part of the same run; these are not repeated.
+        told, steps: warnings of an earlier part of the same run, and when they came; these are not repeated.
 
     >>> health = Health(event=2, draws=500, strict=True)
     >>> health.look(10, {"value": -0.3, "distance": 1.0, "score": 4.0})
@@ -172,9 +172,11 @@ class Health:
         memory: float = 1.0,
         strict: bool = False,
         told: Sequence[str] = (),
+        steps: Sequence[int] = (),
     ):
         self.event, self.draws, self.parts, self.memory, self.strict = event, draws, parts, memory, strict
         self.told = list(told)
+        self.steps = list(steps)
         self._names = {name for name in RULES for line in told if f", {name}: " in line}
         self._readings: deque[Reading] = deque(maxlen=MEMORY + 1)
         self._first: deque[Reading] = deque(maxlen=2)
@@ -196,6 +198,7 @@ class Health:
                 line = f"At step {t}, {name}: {found}"
                 self._names.add(name)
                 self.told.append(line)
+                self.steps.append(t)
                 if self.strict:
                     raise Unhealthy(line)
                 warnings.warn(line, HealthWarning, stacklevel=2)

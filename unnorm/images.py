@@ -18,13 +18,13 @@ from unnorm.device import fabric_for
 from unnorm.errors import InvalidValue
 from unnorm.estimators import MECO, Contrastive, Estimator, StepwiseTelescope, Telescope
 from unnorm.iterates import VALIDATED
+from unnorm.loop import train
 from unnorm.models import Bridged, Lookback, ResNet, Seen, Stepwise, Tilted, Views
 from unnorm.names import choose, options_of
 from unnorm.noise import Autoregression, Copula, Gaussian, ImageFlow, Noise, Pushed
 from unnorm.noise.autoregression import SHOWN
 from unnorm.noise.image_flow import PIXELS
 from unnorm.randomness import stream
-from unnorm.train import fit
 from unnorm.training import Training
 
 __all__ = [
@@ -357,7 +357,7 @@ def fit_images(
         model = fast(bridged(where, data.event, bridges, seed=training.seed, **options), fabric.device)
         estimator = Telescope(where.noise, bridges, base)
     judged = FEW_JUDGED if bridges == PIXELS else JUDGED
-    fit(
+    train(
         model,
         estimator,
         where.rows(data.train.images, fabric.device, training.seed),

@@ -4,7 +4,7 @@ import math
 import warnings
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,71 +13,92 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from torch import Tensor
 
-from unnorm.density import Density
 from unnorm.errors import InvalidValue
-from unnorm.metrics import log_probs
 from unnorm.randomness import stream
+from unnorm.tables.density import TableDensity
 
 __all__ = ["picture", "sheet"]
 
 DATA, MODEL, NOISE = "#1b6ca8", "#d1495b", "#8d99ae"
-SHOWN = 5000
+SHOWN, SCORED = 5000, 500  # rows that are drawn, and whose density is found
 
 
-def picture(path: Path, density: Density, train: Tensor, test: Tensor, columns: tuple[str, ...], title: str) -> None:
-    """Draw data, fitted density and samples in one or two dimensions; above, histograms and a corner plot."""
-    width = train.shape[1]
-    draw = {1: _line, 2: _plane}.get(width, _corner)
-    drawn = len(train) if width <= 2 else min(SHOWN, max(len(train), 500))
-    samples = density.sample(drawn, generator=stream(0, "picture"))
-    plain = tuple(name.replace("$", r"\$") for name in columns)  # a dollar sign would start a formula
+def picture(path: Path, density: TableDensity, train: np.ndarray, test: np.ndarray | None, title: str) -> None:
+    """Draw data, fitted density and samples in one or two dimensions; above, histograms and a corner plot.
+
+    Args:
+        path: where to.
+        density: of a table.
+        train, test: rows of the table as numbers; words as the numbers of their levels.
+        title: above the picture.
+    """
+    places = [density.columns.places(column)[0] for column in density.columns.modelled]
+    plain = not density.columns.averaged.any()
+    draw = {1: _line, 2: _plane}.get(len(places), _corner) if plain else _corner
+    drawn = len(train) if draw is not _corner else min(SHOWN, max(len(train), 500))
+    samples, _ = density.draw(drawn, generator=stream(0, "picture"))
+    # A dollar sign would start a formula.
+    names = tuple(density.columns.names[place].replace("$", r"\$") for place in places)
+    rows = _Rows(density, places, train, train if test is None else test, samples)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a font without the letters of some column's name
         warnings.filterwarnings("ignore", message="invalid value")  # a histogram of a model that lies elsewhere
-        figure = draw(density, train, test, samples, plain)
+        figure = draw(rows, names)
         figure.suptitle(title.replace("$", r"\$"))
         FigureCanvasAgg(figure)
         figure.savefig(path, dpi=110)
 
 
-def _line(density: Density, train: Tensor, test: Tensor, samples: Tensor, columns: tuple[str, ...]) -> Figure:
+class _Rows(NamedTuple):
+    """What a picture shows: rows as numbers, of all columns, and the places of those to show."""
+
+    density: TableDensity
+    places: list[int]
+    train: np.ndarray
+    test: np.ndarray
+    samples: np.ndarray
+
+    def log_prob(self, shown: np.ndarray) -> np.ndarray:
+        """Return the log density of rows of the columns that are shown."""
+        rows = np.repeat(self.train[:1], len(shown), axis=0)
+        rows[:, self.places] = shown
+        return self.density.log_prob(rows)
+
+
+def _line(rows: _Rows, columns: tuple[str, ...]) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
+    train, samples = (own[:, rows.places[0]] for own in (rows.train, rows.samples))
     low, high = float(train.min()), float(train.max())
     slack = 0.05 * (high - low)
-    x = torch.linspace(low - slack, high + slack, 800, dtype=train.dtype)[:, None]
-    p = log_probs(density.log_prob, x).exp()
+    x = np.linspace(low - slack, high + slack, 800)
+    p = np.exp(rows.log_prob(x[:, None]))
     for axis, points, name, colour in ((axes[0], train, "data", DATA), (axes[2], samples, "samples", MODEL)):
-        axis.hist(points[:, 0].numpy(), bins=80, range=(low, high), density=True, color=colour, alpha=0.6)
+        axis.hist(points, bins=80, range=(low, high), density=True, color=colour, alpha=0.6)
         axis.set(title=name, xlabel=columns[0])
-        axis.plot(x[:, 0], p, color="black", lw=1)
-    axes[1].fill_between(x[:, 0].numpy(), p.numpy(), color=MODEL, alpha=0.4)
-    axes[1].plot(x[:, 0], p, color=MODEL)
+        axis.plot(x, p, color="black", lw=1)
+    axes[1].fill_between(x, p, color=MODEL, alpha=0.4)
+    axes[1].plot(x, p, color=MODEL)
     axes[1].set(title="fitted density", xlabel=columns[0])
     axes[0].set_ylabel("density")
     return figure
 
 
-def _plane(density: Density, train: Tensor, test: Tensor, samples: Tensor, columns: tuple[str, ...]) -> Figure:
+def _plane(rows: _Rows, columns: tuple[str, ...]) -> Figure:
     figure = Figure(figsize=(12, 4.3), layout="constrained")
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
-    lower, upper = (torch.quantile(train[:20_000].double(), share, dim=0) for share in (0.0005, 0.9995))
+    train, samples = (own[:, rows.places] for own in (rows.train, rows.samples))
+    lower, upper = np.quantile(train, (0.0005, 0.9995), axis=0)
     slack = 0.08 * (upper - lower)
     extent = [float(v) for pair in zip(lower - slack, upper + slack, strict=True) for v in pair]
     cells = 220
-    x, y = (torch.linspace(extent[2 * k], extent[2 * k + 1], cells, dtype=train.dtype) for k in (0, 1))
-    p = log_probs(density.log_prob, torch.cartesian_prod(x, y)).exp().view(cells, cells)
+    x, y = (np.linspace(extent[2 * k], extent[2 * k + 1], cells) for k in (0, 1))
+    grid = np.stack(np.meshgrid(x, y, indexing="ij"), -1).reshape(-1, 2)
+    p = np.exp(rows.log_prob(grid)).reshape(cells, cells)
     for axis, points, name in ((axes[0], train, "data"), (axes[2], samples, "samples")):
-        axis.hist2d(
-            points[:, 0].numpy(),
-            points[:, 1].numpy(),
-            bins=110,
-            range=[extent[:2], extent[2:]],
-            cmap="viridis",
-            density=True,
-        )
+        axis.hist2d(*points.T, bins=110, range=[extent[:2], extent[2:]], cmap="viridis", density=True)
         axis.set_title(f"{name} ({len(points):,})")
-    axes[1].imshow(p.T.numpy(), origin="lower", extent=extent, aspect="auto", cmap="viridis")
+    axes[1].imshow(p.T, origin="lower", extent=extent, aspect="auto", cmap="viridis")
     axes[1].set_title("fitted density")
     for axis in axes:
         axis.set_xlabel(columns[0])
@@ -85,14 +106,14 @@ def _plane(density: Density, train: Tensor, test: Tensor, samples: Tensor, colum
     return figure
 
 
-def _corner(density: Density, train: Tensor, test: Tensor, samples: Tensor, columns: tuple[str, ...]) -> Figure:
+def _corner(rows: _Rows, columns: tuple[str, ...]) -> Figure:
     shown = min(4, len(columns))
     figure = Figure(figsize=(13, 7), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.6), squeeze=False)[0]
-    _histograms(left.subplots(), density, train, test)
+    _histograms(left.subplots(), rows)
     panels = right.subplots(shown, shown, squeeze=False)
-    data, drawn = train[:SHOWN].numpy(), samples.numpy()
-    limits = np.quantile(data, (0.001, 0.999), axis=0)
+    data, drawn = rows.train[:SHOWN, rows.places], rows.samples[:, rows.places]
+    limits = _limits(data)
     for row in range(shown):
         for column in range(shown):
             axis = panels[row, column]
@@ -120,15 +141,19 @@ def _corner(density: Density, train: Tensor, test: Tensor, samples: Tensor, colu
     return figure
 
 
-def _histograms(axis: Any, density: Density, train: Tensor, test: Tensor) -> None:
-    noise = density.transform.inverse(
-        density.noise.sample(len(test), generator=stream(0, "noise of the picture")).double()
-    )
-    sets = (("train", train[:SHOWN], DATA), ("test", test[:SHOWN], MODEL), ("noise", noise[:SHOWN], NOISE))
-    values = {name: log_probs(density.log_prob, points).numpy() for name, points, _ in sets}
+def _limits(data: np.ndarray) -> np.ndarray:
+    """Return the range to show of each column, with some room around columns of few values."""
+    low, high = np.quantile(data, (0.001, 0.999), axis=0)
+    room = np.where(high > low, 0.02 * (high - low), 0.5)
+    return np.stack([low - room, high + room])
+
+
+def _histograms(axis: Any, rows: _Rows) -> None:
+    scored = {"train": (rows.train, DATA), "test": (rows.test, MODEL), "samples": (rows.samples, NOISE)}
+    values = {name: rows.density.log_prob(own[:SCORED]) for name, (own, _) in scored.items()}
     everything = np.concatenate(list(values.values()))
     span = tuple(np.quantile(everything[np.isfinite(everything)], (0.01, 1.0)))
-    for name, _, colour in sets:
+    for name, (_, colour) in scored.items():
         axis.hist(values[name], bins=70, range=span, density=True, histtype="step", color=colour, label=name)
     axis.set(title="log density", xlabel="log p(x), nats", yticks=[])
     axis.legend()

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from unnorm.checkpoint import write_atomically
-from unnorm.data.rows import RowSource, spread
-from unnorm.density import Density
 from unnorm.plots import SHOWN, picture
+from unnorm.tables.fit import EncodedRows, Finished
 
 __all__ = ["rows", "write"]
 
@@ -23,7 +22,9 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     lines = []
     if result.get("test_nll") is not None:
-        lines.append(("test NLL", f"{result['test_nll']:.4f} ± {_number(result.get('test_stderr'))} nats"))
+        others = {"validation": "validation NLL", "test and validation": "held-out NLL"}
+        name = others.get(str(result.get("judged_on")), "test NLL")
+        lines.append((name, f"{result['test_nll']:.4f} ± {_number(result.get('test_stderr'))} nats"))
     if result.get("truth"):
         truth = result["truth"]
         lines.append(("the truth's NLL (entropy)", f"{truth['entropy']:.4f} nats"))
@@ -34,7 +35,7 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         if result.get(key) is not None:
             lines.append((name, f"{result[key]:.4f} nats"))
     if result.get("rows", {}).get("dropped"):
-        lines.append(("rows left out", f"{result['rows']['dropped']:,} (NaN or infinity)"))
+        lines.append(("rows left out", f"{result['rows']['dropped']:,} (a missing cell)"))
     for method, found in result["log_z"].items():
         text = f"{_number(found['value'])} ± {_number(found['stderr'])}"
         if method in ("importance", "ais"):
@@ -60,31 +61,42 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "unknown" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-def write(out: Path, settings: Mapping[str, Any], points: Any, density: Density, result: Mapping[str, Any]) -> None:
+def write(out: Path, settings: Mapping[str, Any], finished: Finished, result: Mapping[str, Any]) -> None:
     """Draw `density.png` and write `report.md` into the run folder."""
     name = Path(str(settings["data"])).name
-    error = _number(result["test_stderr"], 3)
-    title = f"{name}: test NLL {result['test_nll']:.3f} ± {error} nats ({result['verdict_level']})"
-    picture(out / "density.png", density, _some(points.train), _some(points.test), points.columns, title)
-    write_atomically(out / "report.md", _markdown(out, name, settings, points, result).encode())
+    title = name
+    if result.get("test_nll") is not None:
+        error = _number(result["test_stderr"], 3)
+        title += f": test NLL {result['test_nll']:.3f} ± {error} nats"
+    parts = finished.parts
+    held = parts.test if parts.test is not None else parts.validation
+    test = None if held is None else _some(held)
+    picture(out / "density.png", finished.density, _some(parts.train), test, f"{title} ({result['verdict_level']})")
+    write_atomically(out / "report.md", _markdown(out, name, settings, finished, result).encode())
 
 
-def _some(data: RowSource, n: int = 4 * SHOWN) -> torch.Tensor:
-    return data[spread(len(data), n)]
+def _some(rows: EncodedRows, n: int = 4 * SHOWN) -> np.ndarray:
+    """Return some of the rows as numbers of the table; they are in a random order."""
+    return EncodedRows(rows.values, rows.columns, rows.order, rows.at[:n], rows.seed).rows()
 
 
-def _markdown(out: Path, name: str, settings: Mapping[str, Any], points: Any, result: Mapping[str, Any]) -> str:
+def _markdown(out: Path, name: str, settings: Mapping[str, Any], finished: Finished, result: Mapping[str, Any]) -> str:
+    counts, density = result["rows"], finished.density
+    kinds = "\n".join(f"| {column} | {kind} |" for column, kind in density.columns.kinds())
+    verdict = "\n".join(f"- **{name}: {part.level}.** {part.text}." for name, part in density.verdict.parts().items())
     numbers = "\n".join(f"| {key} | {value} |" for key, value in rows(result))
     rungs = "\n".join(f"- {line}" for line in result.get("rungs", []))
     flat = {**settings, **settings["training"]}
     chosen = "\n".join(f"| {key} | {value} |" for key, value in flat.items() if key != "training" and value is not None)
     return f"""# {name}
 
-**{result["verdict"]}**
+**{result["verdict_level"]}**
+
+{verdict}
 
 {"".join(f"{line} " for line in result.get("chosen", {}).values()).strip()}
 
-{len(points.train):,} training rows, {len(points.test):,} test rows, columns {", ".join(points.columns[:12])}.
+{counts["train"]:,} training rows, {counts["validation"]:,} validation rows, {counts["test"]:,} test rows.
 
 | number | value |
 | --- | --- |
@@ -105,9 +117,16 @@ that of the rows and that of log Z together.
     unnorm sample {out} -n 1000
 
 ```python
-from unnorm import Density
-density = Density.load("{out}")
+import unnorm
+density = unnorm.load("{out}")
+density.score_samples("OTHER.csv"), density.sample(5)
 ```
+
+## Columns
+
+| column | kind |
+| --- | --- |
+{kinds}
 
 ## Settings
 

@@ -1,9 +1,10 @@
-"""Everything `unnorm fit` can be asked, checked before any data are read."""
+"""Everything that a fit can be asked, checked before any data are read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from unnorm.errors import InvalidValue
@@ -53,21 +54,29 @@ OPTIONS = tuple(dict.fromkeys(name for _, _, names in ESTIMATORS.values() for na
 MODELS = ("tilted", "mlp", "quadratic")
 NOISES = {"auto": "auto"} | {name: name for name in KINDS}
 LEAST_ROWS = 10
+AUTOMATIC = ("steps", "batch", "schedule", "iterate", "patience")  # of Training
+UNCOMPARABLE = ("sm", "ssm", "dsm", "cnce")  # their values cannot choose the best iterate
+SMALL, MIDDLE, LARGE = (64, 64), (128, 128), (300, 300, 300)  # widths of the network
+FEW, MANY = 1000, 5000  # rows from which it is larger
+WIDE = 100  # columns from which it is wider
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything `unnorm fit` was asked; plain values, saved as `config.json`."""
+    """Everything a fit was asked; plain values, saved as `config.json`.
+
+    What is None, and what of `training` is named in `automatic`, follows from the shape of the table (`for_table`).
+    """
 
     data: str
     key: str | None = None
     columns: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
     drop_nonfinite: bool = False
-    drop_constant: bool = False
     n: int = 50_000
     test: float = 0.1
     model: str = "tilted"
-    hidden: tuple[int, ...] = (300, 300, 300)
+    hidden: tuple[int, ...] | None = None
     activation: str = "silu"
     noise: str = "auto"
     bridges: str = "auto"
@@ -85,19 +94,22 @@ class Job:
     n_slices: int | None = None
     sigma: float | None = None
     kappa: int | None = None
-    n_importance: int = 200_000
+    n_importance: int = 50_000
     device: str = "auto"
     precision: str = "32"
     strict: bool = False
     training: Training = field(default_factory=Training)
+    automatic: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.n < LEAST_ROWS:
             raise InvalidValue(f"The number of points 'n' must be at least {LEAST_ROWS}. Got {self.n}.")
-        if not 0 < self.test < 1:
-            raise InvalidValue(f"The 'test' share must be between 0 and 1. Got {self.test}.")
+        if not 0 <= self.test < 1:
+            raise InvalidValue(f"The 'test' share must be at least 0 and below 1. Got {self.test}.")
         if self.n_importance < 100:
             raise InvalidValue(f"The 'n-importance' draws for log Z must be at least 100. Got {self.n_importance}.")
+        if not set(self.automatic) <= set(AUTOMATIC):
+            raise InvalidValue(f"Only {', '.join(AUTOMATIC)} can be automatic. Got {', '.join(self.automatic)}.")
         if self.model not in MODELS:
             raise InvalidValue(unknown("model", self.model, MODELS))
         choose("noise", self.noise, NOISES)
@@ -166,9 +178,30 @@ class Job:
         """The estimator's own options, as far as they were given."""
         return {name: value for name in ESTIMATORS[self.estimator][2] if (value := getattr(self, name)) is not None}
 
+    def for_table(self, n: int, width: int) -> "Job":
+        """Return the job with everything decided, for a table with `n` rows to train on and `width` columns.
+
+        >>> Job("t.csv").for_table(100, 3).hidden, Job("t.csv").for_table(100_000, 3).hidden
+        ((64, 64), (300, 300, 300))
+        """
+        layers = SMALL if n < FEW else MIDDLE if n < MANY else LARGE
+        wide = (max(256, layers[0]),) * len(layers) if width > WIDE else layers
+        decided: dict[str, Any] = {
+            "steps": int(np.clip(n // 4, 500, 3000)),
+            "batch": min(256 if n < MANY else 500, n),
+            "schedule": "cosine",
+            "iterate": "last" if self.estimator in UNCOMPARABLE else "best",
+            "patience": None if self.estimator in UNCOMPARABLE else 20,
+        }
+        chosen = {name: decided[name] for name in self.automatic}
+        if self.buffer_size is not None and "batch" in chosen:
+            chosen["batch"] = min(chosen["batch"], self.buffer_size)
+        hidden = wide if self.hidden is None else self.hidden
+        return replace(self, hidden=hidden, training=replace(self.training, **chosen), automatic=())
+
     def build_net(self, width: int, outputs: int | None = None) -> MLP:
         generator = stream(self.training.seed, "weights")
-        return MLP(width, self.hidden, self.activation, outputs, generator=generator)
+        return MLP(width, self.hidden or LARGE, self.activation, outputs, generator=generator)
 
     def build_model(self, width: int, noise: Noise, alphas: tuple[float, ...] = ()) -> nn.Module:
         if self.model == "quadratic":

@@ -14,25 +14,26 @@ import joblib
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, _fit_context
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from unnorm.data.rows import chunks
 from unnorm.density import Density
 from unnorm.device import fabric_for
-from unnorm.errors import HealthWarning, InvalidValue, WeightsWarning
+from unnorm.errors import ConstantColumnWarning, HealthWarning, InvalidValue, WeightsWarning
 from unnorm.noise.fitting import KINDS
-from unnorm.randomness import stream
-from unnorm.tabular.categories import Categories
-from unnorm.tabular.columns import Columns, copies, weighted
-from unnorm.tabular.committee import Committee, Experts
-from unnorm.tabular.fitting import Plan, fit_rows
+from unnorm.settings import AUTOMATIC, Job
+from unnorm.tables.committee import Committee, Experts
+from unnorm.tables.density import seed_of
+from unnorm.tables.fit import fit_source
+from unnorm.tables.frames import Source, kind_of_frame, source_of, table_of
+from unnorm.tables.weights import repeated, repetitions
+from unnorm.training import Training
 from unnorm.types import LogZ
 
-__all__ = ["EnergyDensity", "EnergyOutlierDetector"]
+__all__ = ["EnergyDensity", "EnergyOutlierDetector", "warn_of_constants"]
 
 CHUNK = 2**14
 SAME = 1e-9  # relative: a constant is met within rounding
@@ -45,10 +46,8 @@ COMMON: dict[str, list[Any]] = {
 
 
 class _Table(BaseEstimator):
-    """How both estimators read a table, and what a fitted one has."""
+    """What both estimators share: how they take a table, and what a fitted one has."""
 
-    categories_: Categories
-    columns_: Columns
     density_: Density
     device: str
     random_state: Any
@@ -59,36 +58,25 @@ class _Table(BaseEstimator):
         tags.input_tags.sparse = False
         return tags
 
-    def _rows(self, X: ArrayLike, sample_weight: ArrayLike | None) -> tuple[np.ndarray, int]:
-        """The rows to fit, weights counted, and a seed; constant columns are noted. Weight 0 is no row."""
-        x = validate_data(self, _numbers(X), dtype=np.float64, ensure_min_samples=2)
-        weights = None
+    def _weighted(self, x: np.ndarray, sample_weight: ArrayLike | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return rows and how often each counts; rows of weight 0 are left out."""
+        counts = None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
             x, weights = x[weights > 0], weights[weights > 0]
             if len(x) < 2:
                 raise ValueError(f"{len(x)} rows have a sample weight above zero, while a minimum of 2 is required.")
+            counts = repetitions(x, weights)
         with np.errstate(over="ignore"):
             if not np.isfinite(x.max(0) - x.min(0)).all():
                 raise ValueError(
                     "Input X contains values too large for dtype('float64'): a column's range is infinite."
                 )
-        self.categories_ = self._categories(x)
-        rows = weighted(self.categories_.encoded(x), weights)
-        self.columns_ = Columns.of(rows)
-        if not self.columns_.kept.any():
-            why = "" if weights is None else ", with nearly all of the sample weights on equal rows"
-            raise ValueError(
-                f"All {rows.shape[1]} columns are constant (n_samples={len(x)}){why}: they have no density."
-            )
-        self.constants_ = rows[0].copy()
-        names = getattr(self, "feature_names_in_", np.arange(x.shape[1]))
-        self.columns_.warn(names[self.categories_.kept])
-        return rows, int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _categories(self, x: np.ndarray) -> Categories:
-        """Groups of columns that are read as one; none, unless an estimator says so."""
-        return Categories((), x.shape[1])
+        kept = x if counts is None else x[counts > 0]
+        if (kept == kept[0]).all():
+            why = "" if counts is None else ", with nearly all of the sample weights on equal rows"
+            raise ValueError(f"All {x.shape[1]} columns are constant (n_samples={len(x)}){why}: they have no density.")
+        return x, counts
 
     @property
     def log_z_(self) -> LogZ:
@@ -100,7 +88,7 @@ class _Table(BaseEstimator):
     def noise_(self) -> torch.nn.Module:
         """The noise, in the model's units.
 
-        A noise that was picked is often a standard normal in coordinates of its own, and the way there is a part of
+        A noise that was picked is often a standard normal in coordinates of its own, and the map to these is a part of
         `density_.transform`: of a copula this is a `Gaussian`. `diagnostics_["chosen"]["noise"]` names what was picked.
         """
         check_is_fitted(self)
@@ -108,56 +96,43 @@ class _Table(BaseEstimator):
 
     @property
     def model_(self) -> torch.nn.Module:
-        """log p~, in the model's units."""
+        """The model, log p~, in its own units."""
         check_is_fitted(self)
         return self.density_.model
-
-    def _read(self, X: ArrayLike) -> np.ndarray:
-        check_is_fitted(self)
-        x: np.ndarray = validate_data(self, _numbers(X), dtype=np.float64, reset=False)
-        return self.categories_.encoded(x)
-
-    def _log_prob(self, x: np.ndarray) -> np.ndarray:
-        """Log density of rows of the columns that vary."""
-        rows = torch.from_numpy(np.ascontiguousarray(x))
-        with torch.no_grad(), _threads(self.n_jobs):
-            parts = [self.density_.log_prob(part) for part in chunks(rows, CHUNK)]
-        return torch.cat(parts).numpy()
 
 
 class EnergyDensity(DensityMixin, _Table):
     """A normalised density of a table, learned as an energy-based model by MECO.
 
-    Columns are scaled by medians and quartiles, with far tails drawn in; a noise is chosen on held-out rows, and a
-    network learns how the rows differ from it, as long as held-out rows gain by it. Constant columns are left out with
-    a warning; integers, and other values on a lattice, are spread over their cells, so that the density of integers
-    is a probability. Categories belong into a `ColumnTransformer` with a `OneHotEncoder`: neighbouring columns of
-    which exactly one is 1 in every row are read as one column, the number of the category.
+    This is `unnorm.fit` as a scikit-learn estimator: one computation, with the same scores and the same samples for one
+    seed and one share of test rows. Columns are scaled by medians and quartiles, with far tails drawn in; a noise is
+    chosen on held-out rows, and a network tilts it as long as held-out rows say that this helps. The order of the rows
+    does not matter. Data frames may have columns of words, and `sample` then returns a data frame. Missing values are
+    refused.
 
     Args:
-        noise: "auto", or a kind of `unnorm.noise.fit`.
-        bridges: "auto", "none", or how many (`unnorm.Telescope`).
-        hidden: widths of the network; by default two layers, as wide as the table asks for.
-        steps: of training at most; by default from 500 to 3,000 by the number of rows.
+        noise: "auto", which compares on held-out rows, or a kind (`unnorm.noise.fit`).
+        bridges: "auto", "none" or how many.
+        hidden: widths of the network; they follow from the size of the table when None.
+        steps: of training at most; they follow from the number of rows when None.
         lr: learning rate, falling along a cosine.
         patience: looks at the held-out rows, 25 steps apart, without a new best, after which training ends.
-        max_time: seconds of fitting, about: training and log Z are cut short; choosing the noise is not, and takes
-            seconds where rows and columns are many.
+        test: share of the rows that are kept out, to judge the fit on.
+        max_time: seconds of fitting, about. The noise is fitted first, which takes its time whatever is said here.
         device: "cpu", "cuda" or "auto".
-        random_state: of everything random.
+        random_state: of everything random. An integer is the seed of `unnorm.fit`.
         n_jobs: threads; None leaves torch's own number.
         verbose: show a progress bar.
 
     Attributes:
-        density_: the `unnorm.Density`, over the columns that vary.
+        table_: the `unnorm.TableDensity`.
+        density_: the `unnorm.Density` of the columns as the model sees them.
         log_z_: a `LogZ`: value, stderr, ess, khat, method, n.
-        noise_, model_: in the model's units. Of a copula, and of any noise with coordinates of its own, `noise_` is the
-            `Gaussian` that it is there; the way there is in `density_.transform`.
+        noise_, model_: in the model's units.
         history_: of training.
-        diagnostics_: whether log Z is to be trusted, what speaks against it, what was chosen, seconds.
+        diagnostics_: whether log Z is to be trusted, what speaks against it, the verdict, what was chosen, seconds.
             `["chosen"]["noise"]` names the noise that "auto" picked, in the units of the scaled columns.
-        categories_: which columns are read as one.
-        columns_: of what these leave, which columns vary, and how wide the cells of their values are.
+        columns_: the kinds of the table's columns.
 
     >>> x = np.random.RandomState(0).standard_normal((300, 2))
     >>> density = EnergyDensity(random_state=0, noise="gaussian", bridges="none", steps=25).fit(x)
@@ -173,6 +148,7 @@ class EnergyDensity(DensityMixin, _Table):
         "steps": [Interval(Integral, 1, None, closed="left"), None],
         "lr": [Interval(Real, 0, None, closed="neither")],
         "patience": [Interval(Integral, 1, None, closed="left")],
+        "test": [Interval(Real, 0, 1, closed="left")],
         "max_time": [Interval(Real, 0, None, closed="neither"), None],
     }
 
@@ -185,6 +161,7 @@ class EnergyDensity(DensityMixin, _Table):
         steps: int | None = None,
         lr: float = 1e-3,
         patience: int = 20,
+        test: float = 0.0,
         max_time: float | None = None,
         device: str = "cpu",
         random_state: Any = None,
@@ -192,7 +169,7 @@ class EnergyDensity(DensityMixin, _Table):
         verbose: bool | int = False,
     ):
         self.noise, self.bridges, self.hidden = noise, bridges, hidden
-        self.steps, self.lr, self.patience, self.max_time = steps, lr, patience, max_time
+        self.steps, self.lr, self.patience, self.test, self.max_time = steps, lr, patience, test, max_time
         self.device, self.random_state, self.n_jobs, self.verbose = device, random_state, n_jobs, verbose
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -203,70 +180,94 @@ class EnergyDensity(DensityMixin, _Table):
         that are not whole are divided by the least of them: all 0.5 is the same as none. Where the quotients are not
         whole either, they are rounded.
         """
-        rows, seed = self._rows(X, sample_weight)
-        plan = Plan(
+        read, frame = self._read(X)
+        values, counts = self._weighted(read.values, sample_weight)
+        seed = seed_of(self.random_state)
+        given: dict[str, Any] = {"steps": self.steps, "patience": self.patience}
+        job = Job(
+            "table",
+            test=self.test,
             noise=self.noise,
             bridges=str(self.bridges),
             hidden=None if self.hidden is None else tuple(self.hidden),
-            steps=self.steps,
-            lr=self.lr,
-            patience=self.patience,
-            seconds=self.max_time,
-            seed=seed,
-            progress=bool(self.verbose),
+            training=Training(
+                seed=seed, lr=self.lr, log_every=25, **{key: int(v) for key, v in given.items() if v is not None}
+            ),
+            automatic=tuple(name for name in AUTOMATIC if given.get(name) is None),
         )
         with _apart(self.n_jobs):
-            same = None if self.columns_.discrete.all() else copies(self.columns_.varying(rows))
-            fitted = fit_rows(self.columns_.dequantised(rows, seed), plan, fabric_for(self.device), same)
-        self.density_, self.history_, self.diagnostics_ = fitted.density, fitted.history, fitted.diagnostics
-        for said in fitted.said:
-            warnings.warn(said, stacklevel=3)
+            table = fit_source(
+                read._replace(values=values),
+                job,
+                fabric=fabric_for(self.device),
+                weights=counts,
+                seconds=self.max_time,
+                frame=frame,
+                progress=bool(self.verbose),
+            ).density
+        self.table_, self.density_, self.history_, self.columns_ = table, table.density, table.history, table.columns
+        self.diagnostics_ = {
+            "log_z": table.density.log_z,
+            "trusted": not table.density.doubts,
+            "doubts": list(table.density.doubts),
+            "verdict": table.verdict,
+            **{name: table.result[name] for name in ("warnings", "chosen", "bridges", "steps", "seconds")},
+        }
+        self.columns_.warn()
+        if failed := table.result["failed"]:
+            text = f"Training was given up, and the noise alone is the density: {failed}"
+            warnings.warn(text, HealthWarning, stacklevel=2)
+        table.warn_of_doubts()
         return self
 
-    def _categories(self, x: np.ndarray) -> Categories:
-        return Categories.of(x)
+    def _read(self, X: Any) -> tuple[Source, str]:
+        """Return the table as numbers, and the kind of data frame it is; what scikit-learn refuses is refused."""
+        frame = kind_of_frame(X)
+        if not frame:
+            x = validate_data(self, _numbers(X), dtype=np.float64, ensure_min_samples=2)
+            names = tuple(
+                str(name) for name in getattr(self, "feature_names_in_", map("x{}".format, range(x.shape[1])))
+            )
+            return Source(x, names, {}, (), None, False), ""
+        validate_data(self, _numbers(X), skip_check_array=True)
+        if len(X) < 2:
+            raise ValueError(f"Found array with {len(X)} sample(s) while a minimum of 2 is required.")
+        read = source_of(table_of(X))
+        if read.dropped:
+            raise ValueError(
+                f"Input X contains NaN: {read.dropped:,} rows have a missing cell. unnorm.fit leaves such rows out."
+            )
+        return read, frame
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
-        """The normalised log density of each row, in the units of X; of integers, averaged over their cells.
-
-        The average is over 256 points in the cell of one discrete column, 512 in up to four and 1,024 in more, the same
-        at every call: but for rounding, a row's score does not depend on the other rows. It takes one to three
-        milliseconds a row on one core; equal rows are evaluated once. The points leave an error of less than 1% in the
-        sum over all cells of two columns, and of 2% in that of eight. The more columns are discrete and depend on each
-        other, the fewer points carry the average: with 16 such columns of zeros and ones a row's log density was off by
-        0.1, with 30 by 0.5, mostly too low. This error then dominates, and `log_z_.stderr` does not know of it.
-        """
-        x = self.columns_.varying(self._read(X))
-        if not self.columns_.discrete.any():
-            return self._log_prob(x)
-        shifts = self.columns_.shifts()
-        distinct, place = np.unique(x, axis=0, return_inverse=True)
-        found = []
-        for part in chunks(torch.from_numpy(distinct), CHUNK // len(shifts)):
-            points = (part.numpy()[:, None] + shifts).reshape(-1, x.shape[1])
-            found.append(logsumexp(self._log_prob(points).reshape(len(part), len(shifts)), axis=1))
-        return (np.concatenate(found) - np.log(len(shifts)))[place]
+        """Return the normalised log density of each row, in the units of X (`TableDensity.score_samples`)."""
+        check_is_fitted(self)
+        if kind_of_frame(X):
+            validate_data(self, _numbers(X), skip_check_array=True, reset=False)
+            rows, _ = self.table_.rows_of(table_of(X), "X")
+            if np.isnan(rows).any():
+                raise ValueError("Input X contains NaN.")
+        else:
+            rows = validate_data(self, _numbers(X), dtype=np.float64, reset=False)
+        with _threads(self.n_jobs):
+            return self.table_.log_prob(rows)
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
-        """The mean log density of the rows, in nats, as of GaussianMixture; KernelDensity's `score` is their sum."""
+        """Return the mean log density of the rows, in nats, as of GaussianMixture; KernelDensity returns their sum."""
         return float(self.score_samples(X).mean())
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draws, in the units of X: integers where the column holds such, constant columns as they were.
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
+        """Draw rows, in the units of X: a data frame where the estimator was fitted to one, else an array.
 
-        The density does not know where a column's values end. A few draws lie outside, such as -1 and 2 in a column of
-        zeros and ones or a count below 0: 0.1 to 0.3% for each such column. Clip them where that matters. A category
-        (a group of columns of which one is 1) is always one of those that occurred.
+        Discrete columns and words have only values that occur, and constant columns are as they were.
         """
         check_is_fitted(self)
         if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 1:
             raise InvalidValue(f"n_samples must be an int of at least 1. Got {n_samples!r}.")
-        rng = check_random_state(self.random_state if random_state is None else random_state)
-        generator = stream(int(rng.randint(2**31 - 1)), "samples")
-        drawn = self.density_.sample(int(n_samples), generator=generator).numpy()
-        rows = np.tile(self.constants_, (n_samples, 1))
-        rows[:, self.columns_.kept] = self.columns_.quantised(drawn)
-        return self.categories_.decoded(rows)
+        with _threads(self.n_jobs):
+            return self.table_.sample(
+                int(n_samples), random_state=self.random_state if random_state is None else random_state
+            )
 
 
 class EnergyOutlierDetector(OutlierMixin, _Table):
@@ -298,7 +299,7 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         density_, log_z_, noise_, model_: of the learned one, over the columns that vary.
         history_: of its training.
         diagnostics_: how many networks it has, whether its log Z is to be trusted, seconds.
-        columns_: which columns vary.
+        varying_: which columns vary.
 
     >>> rng = np.random.RandomState(0)
     >>> x = np.r_[rng.standard_normal((200, 2)), [[9.0, 9.0]]]
@@ -339,8 +340,13 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
 
         Weights count as of `EnergyDensity`: whole ones are numbers of copies, others are divided by the least of them.
         """
-        rows, seed = self._rows(X, sample_weight)
-        varying = self.columns_.varying(rows)
+        x, counts = self._weighted(
+            validate_data(self, _numbers(X), dtype=np.float64, ensure_min_samples=2), sample_weight
+        )
+        rows, seed = repeated(x, counts), seed_of(self.random_state)
+        self.constants_, self.varying_ = rows[0].copy(), (rows != rows[0]).any(0)
+        warn_of_constants(self.varying_, getattr(self, "feature_names_in_", np.arange(x.shape[1])))
+        varying = rows[:, self.varying_]
         experts = Experts(
             self.experts,
             tuple(self.hidden),
@@ -374,6 +380,11 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
             )
         return self
 
+    def _read(self, X: ArrayLike) -> np.ndarray:
+        check_is_fitted(self)
+        x: np.ndarray = validate_data(self, _numbers(X), dtype=np.float64, reset=False)
+        return x
+
     def log_density(self, X: ArrayLike) -> np.ndarray:
         """The normalised log density of each row by the learned energy, in the units of X.
 
@@ -386,7 +397,9 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
                 WeightsWarning,
                 stacklevel=2,
             )
-        return self._log_prob(self.columns_.varying(x))
+        rows = torch.from_numpy(np.ascontiguousarray(x[:, self.varying_]))
+        with torch.no_grad(), _threads(self.n_jobs):
+            return torch.cat([self.density_.log_prob(part) for part in chunks(rows, CHUNK)]).numpy()
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """The mean over the three energies of the log share of training rows that are as unusual; low is unusual.
@@ -395,10 +408,10 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         was constant is more unusual than all: there was none among the rows.
         """
         x = self._read(X)
-        rest = ~self.columns_.kept
+        rest = ~self.varying_
         new = ~np.isclose(x[:, rest], self.constants_[rest], rtol=SAME, atol=0.0)
         with _threads(self.n_jobs):
-            return -self.committee_.surprise(self.columns_.varying(x)) - np.log1p(self.rows_) * new.sum(1)
+            return -self.committee_.surprise(x[:, self.varying_]) - np.log1p(self.rows_) * new.sum(1)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """`score_samples` less `offset_`: below zero is an anomaly."""
@@ -407,6 +420,16 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """-1 for anomalies, 1 for the others; new rows exceed `contamination` (see there)."""
         return np.where(self.decision_function(X) < 0, -1, 1)
+
+
+def warn_of_constants(varying: np.ndarray, names: np.ndarray) -> None:
+    """Say which columns are left out."""
+    places = np.flatnonzero(~varying)
+    if len(places):
+        called = ", ".join(str(names[place]) for place in places[:5]) + (", ..." if len(places) > 5 else "")
+        verb = "is" if len(places) == 1 else "are"
+        text = f"{len(places)} of {len(varying)} columns {verb} constant and left out: {called}."
+        warnings.warn(text, ConstantColumnWarning, stacklevel=3)
 
 
 def _numbers(X: Any) -> Any:

@@ -11,12 +11,15 @@ torch.Size([3])
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from unnorm.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from unnorm.trend import Trend
 
 __all__ = [
     "History",
@@ -82,7 +85,9 @@ class LogZ(NamedTuple):
 class History:
     """One record for each logged training step: `step`, `seconds`, and the estimator's `info`.
 
-    `history[name]` has that number of every record that holds it. `warnings` are the health monitor's.
+    `history[name]` has that number of every record that holds it. `warnings` are the health monitor's, and `warned_at`
+    has the step of each. `kept_step` is the step whose iterate was kept, where validation chose it; `trend` says how
+    the validation rows fared around it, where `train` was asked to watch them.
 
     >>> history = History([{"step": 1, "value": 3.0}, {"step": 2, "value": 2.5, "validation": 2.6}])
     >>> history["value"], history["validation"]
@@ -91,6 +96,9 @@ class History:
 
     records: list[dict[str, float]]
     warnings: tuple[str, ...] = ()
+    warned_at: tuple[int, ...] = ()
+    kept_step: int | None = None
+    trend: "Trend | None" = None
 
     def __getitem__(self, name: str) -> list[float]:
         return [record[name] for record in self.records if name in record]

@@ -1,4 +1,4 @@
-"""Tables from files: `.csv`, `.npy` (memory-mapped), `.npz`, `.parquet`; what is wrong with one is said by name."""
+"""Tables from files: `.csv`, `.npy` (memory-mapped), `.npz`, `.parquet`; messages name what is wrong with one."""
 
 import csv
 import io
@@ -18,14 +18,27 @@ __all__ = ["READERS", "Cells", "Table", "cells", "find", "finite", "read", "sele
 
 CHUNK_ROWS = 8192
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
+TRUTHS = {"true", "false"}
+DATE = re.compile(
+    r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?"
+    r"|\d{1,2}[./]\d{1,2}[./]\d{2,4}( \d{1,2}:\d{2}(:\d{2})?)?|\d{4}/\d{1,2}/\d{1,2}"
+)
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", flags=re.IGNORECASE)
 
 
 class Table(NamedTuple):
-    """Numbers with named columns; `named` says whether the names came with the file; `kept`, where set, picks rows.
+    """Numbers with named columns.
 
-    `words` says of each column that is not numeric why not; its numbers are NaN. `unnamed` are those whose name in the
-    file is empty; they are called by their place, as in column0.
+    Attributes:
+        values: (n, columns); NaN in columns that are not numeric.
+        columns: the names of the columns.
+        named: whether the names came with the file.
+        kept: the places of the rows that count; all when None.
+        words: why each column that is not numeric is not.
+        unnamed: columns whose name in the file is empty; they are called by their place, as in column0.
+        texts: the cells of each column of words, and of truth values, which are numbers too; None where one is missing.
+        dates: columns of dates or times, which are not numeric.
+        whole: columns that hold integers by their type.
 
     >>> Table(np.zeros((3, 2)), ("a", "b"), True).rows
     3
@@ -37,6 +50,9 @@ class Table(NamedTuple):
     kept: np.ndarray | None = None
     words: Mapping[str, str] = MappingProxyType({})
     unnamed: tuple[str, ...] = ()
+    texts: Mapping[str, np.ndarray] = MappingProxyType({})
+    dates: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -242,16 +258,30 @@ def _read_parquet(path: Path, key: str | None) -> Table:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"'{path.name}' is not a complete .parquet file ({problem}).") from problem
-    columns, words = [], {}
+    columns, words, texts, dates, whole = [], {}, {}, [], []
     for name, column in zip(names, table.columns, strict=True):
         kind = column.type
+        if pa.types.is_boolean(kind) or not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+            texts[name] = _objects(column.to_pylist())
+        if pa.types.is_temporal(kind):
+            dates.append(name)
+        if pa.types.is_integer(kind):
+            whole.append(name)
         if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
             words[name] = f"Column '{name}' of '{path.name}' is not numeric (it is {kind})."
             columns.append(np.full(table.num_rows, np.nan))
             continue
         columns.append(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     values = np.stack(columns, -1) if columns else np.empty((0, 0))
-    return _array(values, path.name, names)._replace(words=words, unnamed=unnamed)
+    found = _array(values, path.name, names)
+    return found._replace(words=words, unnamed=unnamed, texts=texts, dates=tuple(dates), whole=tuple(whole))
+
+
+def _objects(cells: Sequence[Any]) -> np.ndarray:
+    """Return cells as an array of objects, whatever they are."""
+    found = np.empty(len(cells), dtype=object)
+    found[:] = cells
+    return found
 
 
 def _number(cell: str) -> float:
@@ -314,13 +344,15 @@ def _read_csv(path: Path, key: str | None) -> Table:
     except ValueError:
         ragged = True
     words: dict[str, str] = {}
+    texts: dict[str, np.ndarray] = {}
     if ragged:
         try:
-            values = _parse_csv(text, delimiter, header, len(head), start, path.name, words)
+            values = _parse_csv(text, delimiter, header, len(head), start, path.name, words, texts)
         except csv.Error as problem:
             raise DataError(f"'{path.name}' is not a well-formed .csv file ({problem}).") from problem
     unnamed = _called([cell.strip() for cell in head])[1] if header else ()
-    return _array(values, path.name, header)._replace(words=words, unnamed=unnamed)
+    dates = tuple(name for name in words if all(cell is None or DATE.fullmatch(cell) for cell in texts[name]))
+    return _array(values, path.name, header)._replace(words=words, unnamed=unnamed, texts=texts, dates=dates)
 
 
 def _records(text: str, delimiter: str, header: bool, start: int) -> Iterator[tuple[int, list[str]]]:
@@ -340,25 +372,37 @@ def _parse_csv(
     start: int,
     name: str,
     words: dict[str, str],
+    texts: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """Cell by cell; of a column that is not numeric, the first offending cell is noted in `words`."""
-    rows: list[list[float]] = []
+    """Return the numbers of a table, cell by cell.
+
+    The cells of a column that is not numeric, or that holds truth values, are put into `texts`; in `words` is a message
+    that names the first cell of a column that is no number.
+    """
+    rows: list[list[str]] = []
+    lines: list[int] = []
     for line, found in _records(text, delimiter, header is not None, start):
         if len(found) != width:
             raise DataError(f"Line {line} of '{name}' has {len(found)} cells; the first line has {width}.")
-        row = []
-        for place, cell in enumerate(found):
-            if _is_number(cell):
-                row.append(_number(cell))
-                continue
-            column = header[place] if header else f"column{place}"
-            said = f"Column '{column}' of '{name}' is not numeric: line {line} has '{cell.strip()[:40]}'."
-            if _decimal_comma(cell):
-                said += " Decimal commas are not read: write 1.5 for 1,5."
-            words.setdefault(column, said)
-            row.append(float("nan"))
-        rows.append(row)
-    return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+        rows.append(found)
+        lines.append(line)
+    values = np.full((len(rows), width), np.nan)
+    for place in range(width):
+        column = header[place] if header else f"column{place}"
+        cells_here = [row[place] for row in rows]
+        words_here = [line for line, cell in zip(lines, cells_here, strict=True) if not _is_number(cell)]
+        if not words_here:
+            values[:, place] = [_number(cell) for cell in cells_here]
+        if words_here or any(cell.strip().lower() in TRUTHS for cell in cells_here):
+            stripped = [cell.strip() for cell in cells_here]
+            texts[column] = _objects([None if cell.lower() in MISSING else cell for cell in stripped])
+        if words_here:
+            first = cells_here[lines.index(words_here[0])]
+            message = f"Column '{column}' of '{name}' is not numeric: line {words_here[0]} has '{first.strip()[:40]}'."
+            if _decimal_comma(first):
+                message += " Decimal commas are not read: write 1.5 for 1,5."
+            words[column] = message
+    return values
 
 
 READERS: dict[str, Callable[[Path, str | None], Table]] = {

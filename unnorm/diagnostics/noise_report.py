@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from unnorm.diagnostics.verdicts import KHAT_LIMIT, LEAST_ESS, pareto_khat
+from unnorm.diagnostics.trust import KHAT_LIMIT, LEAST_ESS, pareto_khat
 from unnorm.errors import InvalidValue
 from unnorm.randomness import derive_seed, stream
 from unnorm.types import LogDensity, LogZ, effective_sample_size, log_density, log_mean_exp

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unnorm import optim
 from unnorm.errors import InvalidValue
 from unnorm.estimators import ENCE, MECO, NCE, MCMCLikelihood, Telescope
+from unnorm.loop import step
 from unnorm.models import Bridged
 from unnorm.noise import Gaussian
 from unnorm.paper.gaussian_mean import (
@@ -29,7 +30,6 @@ from unnorm.paper.gaussian_mean import (
     train,
 )
 from unnorm.randomness import stream
-from unnorm.train import step
 
 __all__ = ["METHODS", "PAPER_RATES", "PAPER_SECONDS", "Study", "quick"]
 

@@ -1,4 +1,4 @@
-"""Train replicas: what `unnorm.train.fit` does for one run, for many at once."""
+"""Train replicas: what `unnorm.loop.train` does for one run, for many at once."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def fit(
     matmul: str = "highest",
     progress: bool | None = False,
 ) -> Replicas:
-    """Train R replicas as one batched computation: the same mathematics as R calls of `unnorm.train.fit`.
+    """Train R replicas as one batched computation: the same mathematics as R calls of `unnorm.loop.train`.
 
     Every replica has its parameters, data, learning rate, beta, random numbers and running state to itself: what it
     becomes does not depend on its neighbours. One whose objective or gradient is not finite stands still from there on.

@@ -16,6 +16,7 @@ from unnorm.data.transforms import Transform
 from unnorm.errors import HealthWarning, InvalidValue, NonFiniteObjective
 from unnorm.estimators import MECO, StepwiseTelescope, Telescope, even_alphas
 from unnorm.estimators.base import Estimator
+from unnorm.loop import train
 from unnorm.metrics import BitsPerDim, bits_per_dim
 from unnorm.models import Stepwise
 from unnorm.paper.mnist.judge import Judge, nearest
@@ -29,7 +30,6 @@ from unnorm.randomness import stream
 from unnorm.samplers import HMC
 from unnorm.samplers.base import frozen
 from unnorm.samplers.run import run as run_chains
-from unnorm.train import fit
 from unnorm.training import Training
 from unnorm.types import History, effective_sample_size
 
@@ -186,7 +186,7 @@ def _fit(
     size, where = problem.size, problem.where_of(row)
     rows = where.rows(problem.data.train.images, problem.fabric.device, seed, size.shift)
     resume = folder is not None and (folder / "checkpoint.safetensors").exists()
-    return fit(
+    return train(
         model,
         estimator,
         rows,

@@ -194,7 +194,7 @@ def _throughput(results: Results, one: Run) -> str:
     return (
         f"{known('replicas')} replicas on {one.get('device')}: {known('stacked_per_second')} replica-steps a second "
         f"side by side, {known('single_per_second')} one by one: {known('ratio')} times as many{each}. One by one "
-        "is the time of a step of `train.fit`, which has no CUDA graph, with the model, data and estimator of a run of "
+        "is the time of a step of `train`, which has no CUDA graph, with the model, data and estimator of a run of "
         f"each computation, in a short trial.{products}"
     )
 

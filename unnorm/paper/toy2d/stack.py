@@ -14,7 +14,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from unnorm import replicas, train
+from unnorm import loop, replicas
 from unnorm.errors import HealthWarning
 from unnorm.estimators import (
     ENCE,
@@ -183,7 +183,7 @@ class Stack:
         return _tried(lambda steps: self.train(runs, size, steps, device).seconds, long) / len(runs), len(runs)
 
     def single_seconds(self, size: Size, device: str) -> float:
-        """Seconds of a step of one run alone, by `train.fit`: the first with the least rate, which does not diverge."""
+        """Seconds of a step of one run alone, by `train`: the first with the least rate, which does not diverge."""
         run = min(self.runs(size), key=lambda run: run.lr)
         problem = _problem(run.data, run.seed, size)
         fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
@@ -195,7 +195,7 @@ class Stack:
             with warnings.catch_warnings(), matmul_precision(size.matmul):
                 warnings.simplefilter("ignore", HealthWarning)
                 training = replace(self.training(size, steps), lr=run.lr, beta=self.beta(run), seed=run.seed)
-                train.fit(model, estimator, problem.train, training, fabric=fabric, progress=False)
+                loop.train(model, estimator, problem.train, training, fabric=fabric, progress=False)
             return time.perf_counter() - began
 
         return _tried(seconds, TRIAL_SECONDS[device])

@@ -36,9 +36,10 @@ from unnorm.optim import Rates, set_rates
 from unnorm.progress import Progress
 from unnorm.randomness import TRAINING, stream
 from unnorm.training import Training
-from unnorm.types import History, LogDensity
+from unnorm.trend import Looks
+from unnorm.types import History, LogDensity, log_density
 
-__all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "fit", "step"]
+__all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "step", "train"]
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
@@ -96,7 +97,7 @@ class _Answer:
         return bool(self._value)
 
 
-def fit(
+def train(
     model: nn.Module,
     estimator: Estimator,
     data: RowSource,
@@ -109,6 +110,7 @@ def fit(
     folder: Path | str | None = None,
     resume: bool = False,
     strict: bool = False,
+    watch: bool = False,
     progress: bool | None = None,
 ) -> History:
     """Train `model` in place and return the history.
@@ -128,6 +130,8 @@ def fit(
         resume: continue from the folder's checkpoint, bit for bit as if never interrupted; but for what rows
             (`ImageRows`) or layers (dropout) draw for themselves.
         strict: raise `Unhealthy` where the health monitor (`unnorm.health`) would warn.
+        watch: compare the looks at the validation rows row by row, so that the history's `trend` can say whether
+            training was still improving. Costs one more evaluation of the model at each look.
         progress: show a progress bar; when None, only if standard error is a terminal.
 
     Ctrl-C ends the current step, saves, and raises `Interrupted`.
@@ -135,7 +139,7 @@ def fit(
     >>> from unnorm import MECO, Gaussian, Quadratic
     >>> x = 1.0 + torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
     >>> model = Quadratic(1)
-    >>> history = fit(model, MECO(Gaussian.fit(x)), x, Training(steps=300, lr=0.03, schedule="cosine"))
+    >>> history = train(model, MECO(Gaussian.fit(x)), x, Training(steps=300, lr=0.03, schedule="cosine"))
     >>> bool((model.mean - x.mean()).abs() < 0.05), history["step"][-1]
     (True, 300)
     """
@@ -143,6 +147,7 @@ def fit(
     fabric = fabric or Fabric(accelerator="cpu", devices=1)
     run = _Run(model, estimator, data, training, validation, rates, generator, fabric, Path(folder) if folder else None)
     run.health.strict = strict
+    run.looks = Looks() if watch and validation is not None else None
     if resume:
         run.load()
     elif run.folder is not None and (run.folder / CHECKPOINT).exists():
@@ -181,7 +186,7 @@ class _Run:
             raise InvalidValue("The model has no parameters to train.")
         if training.iterate in VALIDATED and validation is None:
             raise InvalidValue(
-                f"The iterate '{training.iterate}' is chosen on validation data: give fit(..., validation=rows)."
+                f"The iterate '{training.iterate}' is chosen on validation data: give train(..., validation=rows)."
             )
         if training.iterate in VALIDATED and not estimator.comparable:
             raise InvalidValue(
@@ -211,7 +216,9 @@ class _Run:
             parts=estimator.parts,
             memory=estimator.effective_draws,
         )
-        self.t, self.seconds = 0, 0.0
+        self.t, self.seconds, self.learned = 0, 0.0, 0.0
+        self.kept_step: int | None = None
+        self.looks: Looks | None = None
         self.records: list[dict[str, float]] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,6 +261,7 @@ class _Run:
         except NonFiniteObjective as problem:
             raise NonFiniteObjective(f"At step {t} of {self.training.steps} {problem}") from None
         self.t, self.seconds = t, self.seconds + time.perf_counter() - began
+        self.learned += eta
         last = t == self.training.steps
         validating = self.validation is not None and t % self.training.validate_every == 0
         logging = last or validating or t == 1 or t % self.training.log_every == 0
@@ -279,8 +287,10 @@ class _Run:
     @property
     def ended(self) -> bool:
         """Whether its seconds are over, or validation has seen nothing better for as long as patience lasts."""
-        if self.training.seconds is not None and self.seconds > self.training.seconds:
-            return True
+        return self._out_of_patience or (self.training.seconds is not None and self.seconds > self.training.seconds)
+
+    @property
+    def _out_of_patience(self) -> bool:
         looks = [record["validation"] for record in self.records if "validation" in record]
         patience = self.training.patience
         return patience is not None and len(looks) > patience and min(looks) not in looks[-patience:]
@@ -293,10 +303,16 @@ class _Run:
         self.model.eval(), self.estimator.eval()
         looked_at = self.iterates.candidate(self.model)
         info = self.estimator(looked_at, self.validation, generator=generator).info
+        value = float(info["value"])
+        if self.looks is not None:
+            log_p = log_density(looked_at, self.validation)
+            self.looks.add(self.t, self.learned, value + log_p.mean() - log_p)
         self.model.train(), self.estimator.train()
         if self._certain(info):
-            self.iterates.consider(looked_at, float(info["value"]))
-        return float(info["value"])
+            if value < self.iterates.least:
+                self.kept_step = self.t
+            self.iterates.consider(looked_at, value)
+        return value
 
     def _certain(self, info: Mapping[str, Tensor]) -> bool:
         """Whether the noise draws bear the value: weights on a few of them make the worst iterate look best."""
@@ -334,10 +350,12 @@ class _Run:
             "estimator": self.estimator.state_dict(),
             "iterates": self.iterates.state_dict(),
             "optimizer": optimizer,
+            "looks": {} if self.looks is None else self.looks.tensors(),
         }
         tensors = {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
         note = {"step": self.t, "seconds": self.seconds, "training": asdict(self.training), "optimizer": plain}
-        note |= {"settings": self.settings, "warnings": self.health.told}
+        note |= {"settings": self.settings, "warnings": self.health.told, "warned_at": self.health.steps}
+        note |= {"learned": self.learned, "kept_step": self.kept_step}
         write_tensors(self.folder / CHECKPOINT, {**tensors, "generators": generators}, note)
         if self.t == 0:
             (self.folder / HISTORY).write_text("")
@@ -362,7 +380,10 @@ class _Run:
             self.generator.set_state(tensors["generators"][self.fabric.global_rank].clone())
         except (RuntimeError, KeyError, IndexError, ValueError) as problem:
             raise BrokenFile(f"'{path}' does not belong to this model and estimator: {problem}") from problem
-        self.t, self.seconds = note["step"], note["seconds"]
+        self.t, self.seconds, self.learned = note["step"], note["seconds"], note["learned"]
+        self.kept_step = note["kept_step"]
+        if self.looks is not None:
+            self.looks = Looks.of(section(tensors, "looks"))
         before = self.health
         self.health = Health(
             before.event,
@@ -371,6 +392,7 @@ class _Run:
             memory=before.memory,
             strict=before.strict,
             told=note["warnings"],
+            steps=note["warned_at"],
         )
         self.records = _read_history(self.folder / HISTORY, self.t)
         if self.fabric.is_global_zero:
@@ -387,7 +409,11 @@ class _Run:
         self.estimator.set_gamma(None)
         self.iterates.restore(self.model)
         self.model.eval(), self.estimator.eval()
-        return History(self.records, tuple(self.health.told))
+        step = self.kept_step if self.training.iterate in VALIDATED else None
+        trend = None
+        if self.looks is not None:
+            trend = self.looks.trend(self.t if step is None else step, self._out_of_patience)
+        return History(self.records, tuple(self.health.told), tuple(self.health.steps), step, trend)
 
 
 def check_resumable(note: Mapping[str, Any], training: Training, settings: Mapping[str, Any]) -> None:
