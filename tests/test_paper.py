@@ -261,6 +261,37 @@ def test_tuning_takes_the_least_error_and_never_a_nan():
     assert tuned(run._replace(theta=theta), 1.0) == 2
 
 
+class TestUnit:
+    """Errors are multiples of 1 / sqrt(rows), the MLE's standard error, whatever its error on the study's rows is."""
+
+    def test_the_exact_mle_has_the_chi_squares_scatter_and_not_always_one(self):
+        """n (MLE - R)^2 is chi-square with one degree of freedom for each seed: their mean is the squared ratio."""
+        seeds = 5
+        studies = [Study((1.0,), rows=50, seeds=seeds, seed=seed) for seed in range(300)]
+        ratios = np.array([study._errors("mle", study.problem(1.0))["ratio"] for study in studies])
+        assert stats.kstest(seeds * ratios**2, stats.chi2(seeds).cdf).pvalue > 0.01
+
+    def test_every_record_of_a_study_has_this_unit(self):
+        """By hand, from the estimates themselves; the MLE's own error on these rows is 1.4 times its standard error."""
+        problem, root = TINY.problem(16.0), math.sqrt(TINY.rows)
+        assert not 0.8 < rmse(problem.mle, 16.0) * root < 1.25  # so that the two units can be told apart
+        records = list(TINY.records())
+        for one in (record for record in records if record["kind"] == "error"):
+            assert one["ratio"] == pytest.approx(one["rmse"] * root, rel=1e-12)
+            assert one["rmse"] == pytest.approx(math.sqrt(one["mse"][-1]), rel=1e-4)
+            if one.get("paper_lr") == one.get("lr"):
+                assert one.get("paper_ratio", one["ratio"]) == one["ratio"]
+            for warned in one.get("warnings", ()):
+                assert warned["lr"] != one["lr"] or warned["ratio"] == one["ratio"]
+        for one in (record for record in records if record["kind"] == "coupling"):
+            method, rates = Bridges(one["bridges"], one["heads"], one["coupling"]), TINY.bridge_rates
+            run = train(method, problem, rates, steps=TINY.steps, batch=TINY.batch, seed=TINY.seed)
+            assert one["ratio"] == pytest.approx(rmse(run.theta[-1, rates.index(one["lr"])], 16.0) * root, rel=1e-6)
+        (bound,) = (record for record in records if record["kind"] == "floor")
+        for k, ratio in bound["exact"].items():
+            assert ratio == pytest.approx(rmse(linear_optimum(problem.rows, k), 16.0) * root, rel=1e-6)
+
+
 class TestCommand:
     @pytest.fixture(autouse=True)
     def tiny(self, tmp_path, monkeypatch):

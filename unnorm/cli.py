@@ -201,6 +201,8 @@ def fit(
         folder = out or Path("runs") / Path(data).stem
     try:
         result = run(job, folder, resume=resume is not None, force=force)
+        for message in result["messages"]:
+            _say(message)
     except (KeyboardInterrupt, Interrupted) as problem:
         said = str(problem) or "Stopped."
         hint = f" Continue with: unnorm fit --resume {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else ""

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,10 +54,9 @@ def run(
     if not math.isfinite(density.log_z.value):
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     _keep_the_winner(out)
-    density.columns.warn()
-    if source.dropped:
-        warnings.warn(source.left_out(), UserWarning, stacklevel=2)
-    result: dict[str, Any] = {"data": Path(job.data).name, **density.result}
+    messages = [source.left_out()] if source.dropped else []
+    result: dict[str, Any] = {"data": Path(job.data).name, "messages": messages + density.columns.messages()}
+    result |= density.result
     if truth is not None and finished.parts.test is not None:
         result["truth"] = _beside(truth, finished)
     result |= {"verdict": density.verdict.plain(), "verdict_level": density.verdict.level}

@@ -183,7 +183,8 @@ class EnergyDensity(DensityMixin, _Table):
         read, frame = self._read(X)
         values, counts = self._weighted(read.values, sample_weight)
         seed = seed_of(self.random_state)
-        given: dict[str, Any] = {"steps": self.steps, "patience": self.patience}
+        given = {"steps": self.steps, "patience": self.patience}
+        known: dict[str, Any] = {name: int(value) for name, value in given.items() if value is not None}
         job = Job(
             "table",
             test=self.test,
@@ -191,9 +192,9 @@ class EnergyDensity(DensityMixin, _Table):
             bridges=str(self.bridges),
             hidden=None if self.hidden is None else tuple(self.hidden),
             training=Training(
-                seed=seed, lr=self.lr, log_every=25, **{key: int(v) for key, v in given.items() if v is not None}
-            ),
-            automatic=tuple(name for name in AUTOMATIC if given.get(name) is None),
+                seed=seed, lr=self.lr, log_every=25, **{k: int(v) for k, v in given.items() if v is not None}
+            ),  # type: ignore[arg-type]
+            automatic=tuple(name for name in AUTOMATIC if name not in known),
         )
         with _apart(self.n_jobs):
             table = fit_source(

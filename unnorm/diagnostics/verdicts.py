@@ -17,7 +17,7 @@ __all__ = ["LEAST_ROWS_TO_JUDGE", "LEVELS", "Part", "Verdict", "judge_fit", "jud
 LEVELS = ("TRUST", "CARE", "DISTRUST")
 MOST_ERROR, WORST_ERROR = 0.05, 0.5  # nats: log Z known to the first is good, to no better than the second is useless
 LEAST_ROWS_TO_JUDGE = 30  # held-out rows: fewer say little about a likelihood
-ERRORS = 2.0  # standard errors by which a model must be worse than its noise
+ERRORS, ROUNDING = 2.0, 1e-3  # standard errors, and nats, by which a model must be worse than its noise
 LEAST_SHARE = 0.1  # of the draws of chains that independent ones must amount to
 APART, FAR_APART = 3.0, 0.1  # errors, and nats, between importance sampling and a grid
 
@@ -199,7 +199,7 @@ def judge_fit(
         noun = "row" if rows == 1 else "rows"
         known = f" ± {error:.3f}" if math.isfinite(error) else ""
         said = f"{gain:+.3f}{known} nats a row over its noise, on {rows:,} held-out {noun}"
-        if gain < -ERRORS * error:
+        if gain < -max(ERRORS * error, ROUNDING):
             return Part("DISTRUST", f"the model is worse than its noise: {said}")
     care = [f"{rows} held-out rows say little"] if gain is not None and rows < LEAST_ROWS_TO_JUDGE else []
     care += ["that is too few rows to hold any out"] if gain is None else []

@@ -123,13 +123,14 @@ Data N(R, 1), noise N(0, 1). {study.seeds} seeds, each with {study.rows:,} rows 
 batches of {study.batch:,} rows drawn with replacement (small: {study.small}) and as many noise draws; gamma 0.1,
 beta 0.9; the learning rate falls along a cosine. Every theta begins at 0, the noise's mean, unless a line says else.
 
-## Error: final RMSE of theta / RMSE of the exact MLE, (learning rate)
+## Error: final RMSE of theta / standard error of the MLE, (learning rate)
 
 {_grid(head, by_method("ratio", "lr"))}
 
 The learning rate is tuned on the outcome, by method and R, as in the paper; where a method does not converge, the best
-one is that which happens to stop nearest. The MLE's own RMSE is {mle:.4f} on these rows, {expected:.4f} in expectation;
-a ratio of two RMSEs over {study.seeds} seeds has a relative error of up to {1 / math.sqrt(study.seeds):.0%}.
+one is that which happens to stop nearest. The MLE's standard error is 1 / sqrt({study.rows:,}) = {expected:.4f}; the error
+that it has on these rows, {mle:.4f}, is a random number, and so is every RMSE: over {study.seeds} seeds an RMSE of normal errors
+scatters by {1 / math.sqrt(2 * study.seeds):.0%}. All methods share the rows.
 Bridges: {bridges}; each has noise draws of its own: Telescope(noise, bridges, coupling="own"), and equal to it.
 The noise fitted to the data has the MLE as its mean: a theta that begins there only shows that it stays.
 
@@ -151,7 +152,7 @@ There are two failures. A noise that is too far away makes the gap lie, at any l
 it stops a theta that is on its way past R. A log Z that moves faster than u with gamma = 0.1 can follow makes large
 steps diverge even where the noise is near; there the gap stays honest and silent, and the lag of u is the sign.
 
-## Bridges at R = {bound["R"]:g}: heads and couplings, 16 bridges, ratio to the MLE (learning rate)
+## Bridges at R = {bound["R"]:g}: heads and couplings, 16 bridges, in the MLE's standard error (learning rate)
 
 {_grid(*_couplings(records))}
 
@@ -166,7 +167,7 @@ expectation; the exact optimum on these rows is at {exact}.
 
 def _ratio(record: Mapping[str, Any], value: str, rate: str) -> str:
     if "lr" not in record:
-        return "1"
+        return f"{record['ratio']:.3g}"
     return f"{record[value]:.3g} ({record[rate]:g})" if value in record else "-"
 
 
@@ -195,7 +196,7 @@ def _warnings(study: Study, cells: Mapping[tuple[str, float], Mapping[str, Any]]
                         first,
                     ]
                 )
-    head = "batch; learning rate; R; true KL; limit; ratio to the MLE; gap > limit; u behind; ran away; warned before"
+    head = "batch; learning rate; R; true KL; limit; error / MLE's; gap > limit; u behind; ran away; warned before"
     return head.split("; "), rows
 
 

@@ -73,8 +73,8 @@ class Bounds(NamedTuple):
                 break
         weights = np.exp(_summed(outside, log_weights))
         mass = float(shares @ weights)
-        if mass <= 0:
-            raise ValueError("No draw of the density lies within the range of the columns.")
+        if mass <= 0:  # a density that lies elsewhere altogether is left as it is, and not to be trusted
+            return cls(low, high, np.zeros(len(low)), 0.0, math.inf)
         error = math.sqrt(max(float(shares @ weights**2) - mass**2, 0.0) / worth) / mass
         return cls(low, high, log_weights, math.log(mass), error)
 

@@ -217,21 +217,22 @@ class Columns:
                 modelled.append(TableColumn((name,), found, whole=name in whole))
         return cls(tuple(names), tuple(modelled), constants, left_out)
 
-    def warn(self) -> None:
-        """Say which columns are left out."""
+    def messages(self) -> list[str]:
+        """Return which columns are left out, in words."""
+        found = []
         if self.constants:
             called = ", ".join(list(self.constants)[:5]) + (", ..." if len(self.constants) > 5 else "")
             count = len(self.constants)
-            text = (
-                f"{count} of {len(self.names)} columns {'is' if count == 1 else 'are'} constant and left out: {called}."
-            )
-            warnings.warn(text, ConstantColumnWarning, stacklevel=4)
+            verb = "is" if count == 1 else "are"
+            found.append(f"{count} of {len(self.names)} columns {verb} constant and left out: {called}.")
         for name, why in self.left_out.items():
-            warnings.warn(
-                f"Column '{name}' is left out: {why}, so that it only names the rows.",
-                ConstantColumnWarning,
-                stacklevel=4,
-            )
+            found.append(f"Column '{name}' is left out: {why}, so that it only names the rows.")
+        return found
+
+    def warn(self) -> None:
+        """Warn of the columns that are left out."""
+        for message in self.messages():
+            warnings.warn(message, ConstantColumnWarning, stacklevel=4)
 
     @property
     def discrete(self) -> np.ndarray:

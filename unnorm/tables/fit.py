@@ -23,6 +23,7 @@ from unnorm.density import Density
 from unnorm.device import fabric_for
 from unnorm.diagnostics import LEAST_ROWS_TO_JUDGE, Verdict, believable, judge_fit, judge_log_z, judge_samples
 from unnorm.errors import (
+    BrokenFile,
     DataError,
     HealthWarning,
     InvalidValue,
@@ -32,6 +33,7 @@ from unnorm.errors import (
     WeightsWarning,
 )
 from unnorm.loop import CHECKPOINT, train
+from unnorm.noise.base import event_of
 from unnorm.partition.importance import log_weights
 from unnorm.randomness import stream
 from unnorm.settings import AUTOMATIC, Job
@@ -245,6 +247,8 @@ def fit_source(
             ground = groundwork.laid(job, parts.train, parts.validation, transform, dtype, fabric)
             if folder is not None:
                 groundwork.save(folder, ground)
+        elif event_of(ground.noise) != (len(columns.modelled),):
+            raise BrokenFile(f"The noise in '{folder}' is another run's: it has events of {event_of(ground.noise)}.")
         if seconds is not None:
             left = max(LEAST_SECONDS, seconds - (time.perf_counter() - began))
             job = replace(job, training=replace(job.training, seconds=TRAINING_SHARE * left))
@@ -545,8 +549,11 @@ def judge(table: TableDensity, parts: Parts, best: Fitted, job: Job) -> tuple[di
         _, draws = table.draw(SAMPLES, generator=stream(job.training.seed, "samples of the verdict"))
     result["samples"] = {"method": draws.method, "worth": draws.ess, "n": SAMPLES}
     result["samples"]["r_hat"] = None if math.isnan(draws.r_hat) else draws.r_hat
+    doubts = [*density.doubts]
+    if not math.isfinite(table.bounds.stderr):
+        doubts.append("no draw of the density lies within the range of the columns")
     verdict = Verdict(
-        judge_log_z(density.log_zs, density.doubts, density.unchecked, density.not_ruled_out),
+        judge_log_z(density.log_zs, doubts, density.unchecked, density.not_ruled_out),
         fit,
         judge_samples(draws.how(), SAMPLES, draws.ess, draws.r_hat),
     )
@@ -570,7 +577,9 @@ def _singular(rows: np.ndarray) -> bool:
     """Return whether some column is a linear function of the others, so that the rows have no density."""
     if not 2 <= rows.shape[1] <= 1000 or len(rows) <= rows.shape[1]:
         return False
-    scaled = (rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-300)
+    size = np.maximum(np.abs(rows).max(0), 1e-300)  # so that squares do not overflow
+    centred = rows / size - (rows / size).mean(0)
+    scaled = centred / np.maximum(centred.std(0), 1e-300)
     return bool(np.linalg.eigvalsh(scaled.T @ scaled / len(rows))[0] < 1e-9)
 
 
