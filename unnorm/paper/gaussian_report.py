@@ -128,8 +128,8 @@ beta 0.9; the learning rate falls along a cosine. Every theta begins at 0, the n
 {_grid(head, by_method("ratio", "lr"))}
 
 The learning rate is tuned on the outcome, by method and R, as in the paper; where a method does not converge, the best
-one is that which happens to stop nearest. The MLE's standard error is 1 / sqrt({study.rows:,}) = {expected:.4f}. Its error
-on these rows, {mle:.4f}, is a random number, as every RMSE is: over {study.seeds} seeds the RMSE of normal errors scatters by
+one is that which happens to stop nearest. The MLE's standard error is 1 / sqrt({study.rows:,}) = {expected:.4f}. On
+these rows its error is {mle:.4f}. Such an RMSE is random: over {study.seeds} seeds that of normal errors scatters by
 {1 / math.sqrt(2 * study.seeds):.0%}. All methods have the same rows.
 Bridges: {bridges}; each has noise draws of its own: Telescope(noise, bridges, coupling="own"), and equal to it.
 The noise fitted to the data has the MLE as its mean: a theta that begins there only shows that it stays.
