@@ -14,7 +14,18 @@ from torch import Tensor
 
 from unnorm.errors import BrokenFile
 
-__all__ = ["flatten_optimizer", "read_tensors", "restore_optimizer", "section", "write_atomically", "write_tensors"]
+__all__ = [
+    "CHECKPOINT",
+    "HISTORY",
+    "flatten_optimizer",
+    "read_tensors",
+    "restore_optimizer",
+    "section",
+    "write_atomically",
+    "write_tensors",
+]
+
+CHECKPOINT, HISTORY = "checkpoint.safetensors", "history.jsonl"  # the files of a training run
 
 FORMAT = "unnorm-1"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from unnorm import archive
-from unnorm.checkpoint import write_atomically
+from unnorm.checkpoint import CHECKPOINT, HISTORY, write_atomically
 from unnorm.errors import BrokenFile, InvalidValue
-from unnorm.loop import CHECKPOINT, HISTORY
 
 __all__ = ["CONFIG", "GROUNDWORK", "RESULT", "claim", "read_json", "sealed", "without_nan"]
 

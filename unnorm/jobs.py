@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from unnorm import __version__, report
-from unnorm.checkpoint import write_atomically
+from unnorm.checkpoint import CHECKPOINT, HISTORY, write_atomically
 from unnorm.data import tables
 from unnorm.data.toy import TOYS, Toy, toy
 from unnorm.device import fabric_for
 from unnorm.errors import BrokenFile, DataError, NonFiniteObjective
 from unnorm.folders import CONFIG, GROUNDWORK, RESULT, claim, read_json, sealed
-from unnorm.loop import CHECKPOINT, HISTORY
 from unnorm.names import unknown
 from unnorm.randomness import stream
 from unnorm.settings import LEAST_ROWS, Job

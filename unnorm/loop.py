@@ -19,6 +19,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.checkpoint import (
+    CHECKPOINT,
+    HISTORY,
     flatten_optimizer,
     read_tensors,
     restore_optimizer,
@@ -41,8 +43,6 @@ from unnorm.types import History, LogDensity, log_density
 
 __all__ = ["CHECKPOINT", "HISTORY", "check_resumable", "step", "train"]
 
-CHECKPOINT = "checkpoint.safetensors"
-HISTORY = "history.jsonl"
 LEAST_EFFECTIVE = 30  # draws behind a validated value
 
 

@@ -4,10 +4,10 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 __all__ = ["Progress", "summary"]
 
@@ -39,16 +39,7 @@ class Progress:
         self._last = self._began if self._lines else 0.0
         self._label, self._total = label, total
         if self._enabled:
-            self._bar = Bar(
-                TextColumn(label),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
+            self._bar = _bar(label)
             self._task = self._bar.add_task(label, total=total, completed=done, numbers="")
 
     def __enter__(self) -> "Progress":
@@ -77,6 +68,30 @@ class Progress:
             return
         self._last = time.monotonic()
         self._bar.update(self._task, completed=step, numbers=part or summary(numbers))
+
+
+def _bar(label: str) -> "Bar":
+    """Return rich's bar with our columns."""
+    from rich.console import Console  # only who shows a bar waits for it
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn(label),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
 
 
 def summary(numbers: Mapping[str, float]) -> str:

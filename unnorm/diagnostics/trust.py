@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 from torch import Tensor
 
 from unnorm.types import LogZ, effective_sample_size
@@ -84,7 +83,7 @@ def smooth_tail(top: Tensor, n: int) -> tuple[Tensor, float]:
     padded = np.concatenate([np.full(4 * length + 1, values[-1]), values[-2::-1]])
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        smoothed, khat = array_stats.psislw(-padded, r_eff=200 / len(padded))
+        smoothed, khat = _arviz().psislw(-padded, r_eff=200 / len(padded))
     smoothed = smoothed + (values[-1] - smoothed[0])  # psislw normalises
     if not (np.isfinite(khat) and np.isfinite(smoothed).all()):
         return top, math.inf
@@ -103,7 +102,7 @@ def r_hat(samples: Tensor) -> Tensor:
     >>> bool((r_hat(together) < 1.05).all()), bool((r_hat(together + 3 * torch.arange(4.0)[:, None]) > 1.5).all())
     (True, True)
     """
-    return _by_coordinate(array_stats.rhat, samples)
+    return _by_coordinate(_arviz().rhat, samples)
 
 
 def chain_ess(samples: Tensor, method: str = "bulk") -> Tensor:
@@ -116,7 +115,13 @@ def chain_ess(samples: Tensor, method: str = "bulk") -> Tensor:
     >>> bool(800 < chain_ess(torch.randn(250, 4, generator=torch.Generator().manual_seed(1))) < 1200)
     True
     """
-    return _by_coordinate(array_stats.ess, samples, method=method)
+    return _by_coordinate(_arviz().ess, samples, method=method)
+
+
+def _arviz() -> Any:
+    from arviz_stats.base import array_stats  # type: ignore[attr-defined]  # it takes a while to import
+
+    return array_stats
 
 
 def _by_coordinate(statistic: Callable[..., Any], samples: Tensor, **options: str) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from unnorm.data.affine import Whiten
@@ -221,6 +220,8 @@ def _oas(covariance: Tensor, n: int) -> float:
 
 def _low_rank(data: RowSource, found: Moments, scale: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Loading and uniqueness of the standardised data: leading directions, and what they leave of each variance."""
+    from sklearn.utils.extmath import randomized_svd  # scikit-learn takes a second to import
+
     rows = spread(found.n, 20_000)
     z = torch.cat([_standardised(data[part], found, scale) for part in rows.split(1000)])
     # Few rows lie in few directions, whatever they are: a quarter of them, and beyond what all have by chance.

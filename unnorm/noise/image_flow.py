@@ -1,19 +1,13 @@
-"""A normalizing flow as a noise for images, and its training."""
+"""A normalizing flow as a noise for images."""
 
-import copy
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
-from torch import Tensor, nn
 
 from unnorm.data.quantiles import Gaussianize
 from unnorm.data.rows import RowSource, spread
 from unnorm.data.transforms import Compose
-from unnorm.device import fabric_for
 from unnorm.errors import DataError, InvalidValue
 from unnorm.names import options_of
 from unnorm.noise.autoregression import Autoregression
@@ -23,13 +17,12 @@ from unnorm.noise.gaussian import Gaussian
 from unnorm.progress import Progress
 from unnorm.randomness import stream
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
 __all__ = ["PIXELS", "ImageFlow"]
 
 JUDGED = 1000
-LOOKS = 30
-TOGETHER = 100  # images that are looked at in one go
-WARM_UP = 200  # steps in which the learning rate rises
-CLIP = 500.0
 PIXELS = "pixels"  # one after the other: so a flow goes, and so do bridges
 WIDE = {"width": 96, "blocks": 2, "bins": 8}
 
@@ -81,7 +74,7 @@ class ImageFlow(Pushed):
         lr: float = 1e-3,
         average: float = 0.999,
         couplings: Sequence[int] | str = (6, 6),
-        fabric: Fabric | None = None,
+        fabric: "Fabric | None" = None,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
         **options: Any,
@@ -103,6 +96,9 @@ class ImageFlow(Pushed):
             progress: a bar; None shows it on a terminal.
             options: of `Couplings` (width 96, blocks 2 and bins 8 where not given) or of `Autoregression`.
         """
+        from unnorm.device import fabric_for  # Lightning takes a second to import: only training waits for it
+        from unnorm.noise.image_training import ImageTraining
+
         generator = generator or stream(0, "flow")
         fabric = fabric or fabric_for("cpu")
         event = tuple(data[torch.zeros(1, dtype=torch.int64)].shape[1:])
@@ -113,10 +109,10 @@ class ImageFlow(Pushed):
         judge = data[order[:apart]] if held_out is None else held_out[spread(len(held_out), JUDGED)]
         marginals = Gaussianize.fit(data, torch.arange(levels + 1) / levels)
         flow = cls(marginals, _begun(event, couplings, levels, marginals, generator, options))
-        run = _Run(flow.to(fabric.device), fabric, judge, steps, seconds, lr, average)
+        training = ImageTraining(flow.to(fabric.device), fabric, judge, steps, seconds, lr, average)
         rows = order[apart:]
         with Progress(steps, enabled=progress, label="flow") as bar:
-            run.train(lambda: data[rows[torch.randint(len(rows), (batch,), generator=generator)]], bar)
+            training.run(lambda: data[rows[torch.randint(len(rows), (batch,), generator=generator)]], bar)
         return flow.cpu()
 
 
@@ -138,82 +134,3 @@ def _begun(
         )
     with options_of("Autoregression of an ImageFlow"):
         return Autoregression(event, levels, generator=generator, **options).look(marginals)
-
-
-class _Run:
-    """Training of the flow of the scores."""
-
-    def __init__(
-        self,
-        flow: ImageFlow,
-        fabric: Fabric,
-        judge: Tensor,
-        steps: int,
-        seconds: float | None,
-        lr: float,
-        average: float,
-    ):
-        self.flow, self.fabric, self.steps, self.seconds = flow, fabric, steps, seconds
-        self.lr, self.average = lr, average
-        self.judge = judge.to(fabric.device)
-        self.trained = copy.deepcopy(flow.scores).requires_grad_(True)
-        self.optimizer = torch.optim.Adam(self.trained.parameters(), lr)
-        self.kept, self.best = copy.deepcopy(flow.scores.state_dict()), math.inf
-        self.began = time.perf_counter()
-
-    def train(self, draw: Callable[[], Tensor], bar: Progress) -> None:
-        self.trained.initialise(self._scores(draw())[0])
-        self.flow.scores.load_state_dict(self.trained.state_dict())
-        if self.fabric.device.type == "cuda":
-            self.trained.compile_steps()
-        looked = 0.0
-        for t in range(1, self.steps + 1):
-            done = self._done(t)
-            loss = self._step(t, done, *self._scores(draw()))
-            if done - looked >= 1 / LOOKS or done >= 1:
-                looked = done
-                self._look()
-            if bar.due():
-                bar.show(t, {"value": float(loss)})
-            if done >= 1:
-                break
-        if not math.isfinite(self.best):
-            raise DataError("The flow has no finite likelihood on any look: take a smaller 'lr'.")
-        self.flow.scores.load_state_dict(self.kept)
-
-    def _done(self, t: int) -> float:
-        by_time = 0.0 if self.seconds is None else (time.perf_counter() - self.began) / self.seconds
-        return max(t / self.steps, by_time)
-
-    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Normal scores of the pixels, and the log determinant that goes with them."""
-        with torch.no_grad():
-            z, log_det = self.flow.marginals(x.to(self.fabric.device))
-        return z.float(), log_det.float()
-
-    def _step(self, t: int, done: float, z: Tensor, log_det: Tensor) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * min(1.0, t / WARM_UP)
-        with self.fabric.autocast():
-            loss = -self._log_prob(self.trained, z, log_det).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.trained.parameters(), CLIP)
-        self.optimizer.step()
-        with torch.no_grad():
-            averaged: list[Tensor] = list(self.flow.scores.parameters())
-            ours: list[Tensor] = list(self.trained.parameters())
-            torch._foreach_lerp_(averaged, ours, 1 - min(self.average, t / (t + 10)))
-        return loss.detach()
-
-    def _look(self) -> None:
-        """Keep the averaged weights where they are the best so far on the images set aside."""
-        with torch.no_grad():
-            parts = [self._log_prob(self.flow.scores, *self._scores(part)) for part in self.judge.split(TOGETHER)]
-            value = -float(torch.cat(parts).double().mean())
-        if value < self.best:
-            self.best, self.kept = value, copy.deepcopy(self.flow.scores.state_dict())
-
-    def _log_prob(self, scores: Couplings | Autoregression, z: Tensor, log_det: Tensor) -> Tensor:
-        own, more = scores(z)
-        return self.flow.base.log_prob(own) + more + log_det

@@ -11,7 +11,6 @@ from unnorm.data.rows import RowSource
 from unnorm.errors import InvalidValue
 from unnorm.names import choose
 from unnorm.noise.base import Noise
-from unnorm.noise.em import fit_mixture
 from unnorm.types import event_shape
 
 __all__ = ["GaussianMixture", "Mixture"]
@@ -82,6 +81,8 @@ class GaussianMixture(Noise):
         if components is not None and (not isinstance(components, int) or not 1 <= components <= len(data)):
             rule = f"between 1 and the {len(data)} rows"
             raise InvalidValue(f"The 'components' of GaussianMixture must be {rule}. Got {components}.")
+        from unnorm.noise.em import fit_mixture  # by scikit-learn, which takes a second to import
+
         event, found = fit_mixture(data, components, covariance, most)
         noise = cls(event, len(found.weight), "full" if found.tril.ndim == 3 else "diagonal")
         noise.log_weight.copy_(found.weight.log())

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from unnorm.data.rows import RowSource, chunks, spread
@@ -144,6 +143,8 @@ def _scott(white: Tensor) -> float:
 
 def _leave_one_out(white: Tensor) -> float:
     """The bandwidth of the greatest mean log density of rows under all the others."""
+    from scipy.optimize import minimize_scalar  # scoring needs none of it
+
     n, width = white.shape
     some = white[spread(n, max(1, PAIRS // n))]
     squares = _squares(some, white).numpy()
