@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm import groundwork
+from unnorm.checkpoint import CHECKPOINT
 from unnorm.data.robust import LogTails, robust_scale
 from unnorm.data.rows import RowSource, spread
 from unnorm.data.tables import select
@@ -32,7 +33,7 @@ from unnorm.errors import (
     ShrinkageWarning,
     WeightsWarning,
 )
-from unnorm.loop import CHECKPOINT, train
+from unnorm.loop import train
 from unnorm.noise.base import event_of
 from unnorm.partition.importance import log_weights
 from unnorm.randomness import stream
