@@ -21,16 +21,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from unnorm.data.rows import chunks
 from unnorm.density import Density
-from unnorm.device import fabric_for
 from unnorm.errors import ConstantColumnWarning, HealthWarning, InvalidValue, WeightsWarning
 from unnorm.noise.fitting import KINDS
-from unnorm.settings import AUTOMATIC, Job
-from unnorm.tables.committee import Committee, Experts
 from unnorm.tables.density import seed_of
-from unnorm.tables.fit import fit_source
 from unnorm.tables.frames import Source, kind_of_frame, source_of, table_of
 from unnorm.tables.weights import repeated, repetitions
-from unnorm.training import Training
 from unnorm.types import LogZ
 
 __all__ = ["EnergyDensity", "EnergyOutlierDetector", "warn_of_constants"]
@@ -180,6 +175,11 @@ class EnergyDensity(DensityMixin, _Table):
         that are not whole are divided by the least of them: all 0.5 is the same as none. Where the quotients are not
         whole either, they are rounded.
         """
+        from unnorm.device import fabric_for  # what trains takes seconds to import: only fitting waits for it
+        from unnorm.settings import AUTOMATIC, Job
+        from unnorm.tables.fit import fit_source
+        from unnorm.training import Training
+
         read, frame = self._read(X)
         values, counts = self._weighted(read.values, sample_weight)
         seed = seed_of(self.random_state)
@@ -341,6 +341,9 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
 
         Weights count as of `EnergyDensity`: whole ones are numbers of copies, others are divided by the least of them.
         """
+        from unnorm.device import fabric_for
+        from unnorm.tables.committee import Experts, fit_committee
+
         x, counts = self._weighted(
             validate_data(self, _numbers(X), dtype=np.float64, ensure_min_samples=2), sample_weight
         )
@@ -358,7 +361,7 @@ class EnergyOutlierDetector(OutlierMixin, _Table):
         )
         began = time.perf_counter()
         with _apart(self.n_jobs):
-            self.committee_ = Committee.fit(varying, experts, fabric_for(self.device))
+            self.committee_ = fit_committee(varying, experts, fabric_for(self.device))
         self.rows_ = len(rows)
         learned = self.committee_.learned
         self.density_, self.history_ = learned.density, learned.history
