@@ -21,13 +21,12 @@ from collections.abc import Callable
 
 import torch
 from figures import figure
-from lightning_fabric import Fabric
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unnorm import Gaussian, Telescope, Training, train
 from unnorm.data import Compose, Dequantize, Logit, Whiten
-from unnorm.device import fabric_for
+from unnorm.device import Machine, fabric_for
 from unnorm.estimators import Estimator, StepwiseTelescope
 from unnorm.images import Coordinates, bridged, fast, stepwise
 from unnorm.paper.mnist.spec import SIZES
@@ -86,7 +85,7 @@ def place_of(options: argparse.Namespace) -> Coordinates:
     return Coordinates(way, Gaussian(options.event, "diagonal"), whiten, Logit(1e-6), ("shade", "ends"))
 
 
-def peak_of(device: torch.device, fabric: Fabric) -> float:
+def peak_of(device: torch.device, fabric: Machine) -> float:
     """FLOP/s of a large matrix product under the fabric's autocast."""
     side = 8192 if device.type == "cuda" else 2048
     left, right = torch.randn(2, side, side, device=device).unbind()
@@ -107,7 +106,7 @@ def main() -> bool:
     return all(good)
 
 
-def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, options: argparse.Namespace) -> float:
+def step_of(model: nn.Module, estimator: Estimator, fabric: Machine, batch: int, options: argparse.Namespace) -> float:
     """Seconds of `fit`'s whole step, after some to warm up."""
     data = torch.randn(4096, *options.event, generator=torch.Generator().manual_seed(0))
     warm, steps = max(20, options.steps // 4), options.steps
@@ -117,7 +116,7 @@ def step_of(model: nn.Module, estimator: Estimator, fabric: Fabric, batch: int, 
     return (seconds[warm + steps] - seconds[warm]) / steps
 
 
-def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
+def by_pixels(options: argparse.Namespace, fabric: Machine) -> bool:
     event, device, n = options.event, fabric.device, options.few
     where = place_of(options).by_pixels().to(device)
     noise, model = where.noise, stepwise(where, event, **options.lookback).to(device)
@@ -149,7 +148,7 @@ def by_pixels(options: argparse.Namespace, fabric: Fabric) -> bool:
     return good
 
 
-def over_waymarks(options: argparse.Namespace, fabric: Fabric) -> bool:
+def over_waymarks(options: argparse.Namespace, fabric: Machine) -> bool:
     event, device = options.event, fabric.device
     where = place_of(options)
     model = bridged(where, event, options.bridges, **options.net)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from figures import figure
-from lightning_fabric import Fabric
 
 from unnorm import loop, replicas
 from unnorm.data import toy
+from unnorm.device import fabric_for
 from unnorm.errors import HealthWarning
 from unnorm.estimators import MECO, NCE, ContrastiveDivergence, ScoreMatching
 from unnorm.models import MLP
@@ -38,7 +38,7 @@ def models(count: int) -> list[MLP]:
 def singly(name: str, x: torch.Tensor, steps: int, device: str, matmul: str) -> float:
     """Seconds of a step of one run by `unnorm.train`, after a few steps to warm up."""
     make, optimizer = SUBJECTS[name]
-    fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
+    fabric = fabric_for("cuda" if device == "cuda" else "cpu")
     taken = []
     for count in (5, steps):
         noise, training = Gaussian.fit(x), Training(steps=count, optimizer=optimizer, lr=1e-3, log_every=10**6)

@@ -3,7 +3,7 @@
     python benchmarks/step.py [--quick]
 
 The MECO step is what `unnorm.train` repeats: draw a batch and noise, one forward over both, the tracked objective, the
-finiteness check, backward and optimizer through Lightning Fabric. The floor is the same forward and backward over the
+finiteness check, backward and optimizer through the library. The floor is the same forward and backward over the
 same 1,000 points, ready-made, with a plain mean as its loss. All run in one process, interleaved, medians; the floor
 against itself shows the noise. The methods have the defaults of the command line (mcmc: 20 Langevin steps). The
 paper's ratios are from its Table 1. A bridged step with 8 and with 24 bridges has as its floor the same forward and
@@ -17,11 +17,11 @@ from collections.abc import Callable
 import torch
 from cells import METHODS
 from figures import figure
-from lightning_fabric import Fabric
 from timing import medians
 
 from unnorm import MLP, Bridged, Gaussian, Telescope, step
 from unnorm.data import toy
+from unnorm.device import fabric_for
 from unnorm.optim import adam
 from unnorm.settings import Job
 
@@ -32,7 +32,7 @@ TABLE_1 = {"meco": 1.0, "nce": 1.05, "ence": 1.01, "mcmc": 10.5}
 def method_step(name: str, generator: torch.Generator) -> Callable[[], None]:
     x = toy("8gaussians").sample(50_000, generator=generator)
     model, estimator = MLP(2, generator=generator), Job("8gaussians", estimator=name).build_estimator(Gaussian.fit(x))
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = fabric_for("cpu")
     parameters = [*model.parameters(), *estimator.parameters()]
     wrapped, optimizer = fabric.setup(model, adam(parameters, lr=1e-3))
 
@@ -73,7 +73,7 @@ def bridged_step(bridges: int, batch: int, generator: torch.Generator) -> Callab
     x = toy("8gaussians").sample(50_000, generator=generator)
     q = Gaussian.fit(x)
     model, estimator = Bridged(q, MLP(2, outputs=bridges, generator=generator)), Telescope(q, bridges)
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = fabric_for("cpu")
     wrapped, optimizer = fabric.setup(model, adam(model.parameters(), lr=1e-3))
 
     def once() -> None:

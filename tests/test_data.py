@@ -7,9 +7,14 @@ from scipy import stats
 
 from unnorm.data import TOYS, Standardize, Transformed, tables, toy
 from unnorm.data.rows import Rows, chunks, moments
+from unnorm.data.sources import TOY_NAMES
 from unnorm.errors import DataError, InvalidValue
 
 every_toy = pytest.mark.parametrize("name", TOYS)
+
+
+def test_toy_sets_are_known_without_torch():
+    assert tuple(TOYS) == TOY_NAMES
 
 
 @every_toy

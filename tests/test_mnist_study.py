@@ -127,8 +127,8 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     assert len(kept) == 1
     monkeypatch.undo()
     resumed = []
-    fit = mnist_runs.fit
-    monkeypatch.setattr(mnist_runs, "fit", lambda *a, **k: resumed.append(k["resume"]) or fit(*a, **k))
+    fit = mnist_runs.train
+    monkeypatch.setattr(mnist_runs, "train", lambda *a, **k: resumed.append(k["resume"]) or fit(*a, **k))
     study.run(tmp_path, progress=False)
     assert resumed[0] is True
     assert len(Ledger(tmp_path / FILE).of("run")) == 2

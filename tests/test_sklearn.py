@@ -22,8 +22,7 @@ from unnorm.errors import ConstantColumnWarning, HealthWarning, InvalidValue, We
 from unnorm.models import MLP
 from unnorm.sklearn import EnergyDensity, EnergyOutlierDetector
 from unnorm.tables import committee
-from unnorm.tables.columns import Columns, copies, weighted
-from unnorm.tables.fitting import _divided
+from unnorm.tables.weights import repeated, repetitions
 
 QUICK = {"steps": 50, "hidden": (16,), "bridges": "none", "random_state": 0}
 SHORT = {"steps": 20, "hidden": (16,), "experts": 2, "random_state": 0}
@@ -92,7 +91,7 @@ class TestDensity:
 
     def test_samples_are_the_datas_own(self):
         x = np.c_[rows(), np.random.RandomState(1).poisson(2.0, 1000), np.full(1000, 5.0)]
-        with pytest.warns(ConstantColumnWarning, match="1 of 4 columns are constant and are left out: 3"):
+        with pytest.warns(ConstantColumnWarning, match="1 of 4 columns is constant and left out: 3"):
             density = EnergyDensity(random_state=0, steps=200).fit(x)
         drawn = density.sample(2000, random_state=1)
         assert drawn.shape == (2000, 4)
@@ -121,14 +120,15 @@ class TestDensity:
     @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
     def test_one_column_sums_to_one(self, seed, share):
         density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 1, seed, share))
-        assert abs(total(density, np.arange(-2.0, 4.0)) - 1) < 0.003
+        assert abs(total(density, [0.0, 1.0]) - (1 - 1 / 1002)) < 0.003
+        assert abs(total(density, np.arange(-1000.0, 1000.0)) - 1) < 0.003
 
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("share", [0.3, 0.5, None])
     def test_two_columns_of_zeros_and_ones_sum_to_one(self, seed, share):
-        """With the neighbours of their cells, where some of the mass lies."""
+        """All but the small probability of other values."""
         density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 2, seed, share))
-        assert abs(total(density, *2 * [np.arange(-2.0, 4.0)]) - 1) < 0.01
+        assert abs(total(density, *2 * [[0.0, 1.0]]) - (1 - 1 / 1002) ** 2) < 0.01
 
     @pytest.mark.parametrize("seed", range(3))
     def test_two_columns_of_counts_sum_to_one(self, seed):
@@ -141,15 +141,15 @@ class TestDensity:
     @pytest.mark.parametrize("share", [0.3, None])
     def test_four_columns_of_zeros_and_ones_sum_to_one(self, seed, share):
         density = EnergyDensity(random_state=seed).fit(zeros_and_ones(1000, 4, seed, share))
-        assert abs(total(density, *4 * [np.arange(-1.0, 3.0)]) - 1) < 0.02
+        assert abs(total(density, *4 * [[0.0, 1.0]]) - 1) < 0.02
 
     @pytest.mark.parametrize("seed", range(2))
     @pytest.mark.parametrize("share", [0.3, None])
     def test_eight_columns_of_zeros_and_ones(self, seed, share):
-        """Their cells hold 98% of the mass; rows that were not fitted are no likelier than under the truth."""
+        """They add up to one; rows that were not fitted are no likelier than under the truth."""
         x = zeros_and_ones(5000, 8, seed, share)
         density = EnergyDensity(random_state=seed).fit(x[:2000])
-        assert 0.95 < total(density, *8 * [[0.0, 1.0]]) < 1.01
+        assert 0.97 < total(density, *8 * [[0.0, 1.0]]) < 1.02
         gain = density.score_samples(x[2000:]) - log_probability(x[2000:], share)
         assert -0.2 < gain.mean() < 3 * gain.std() / np.sqrt(len(gain))
 
@@ -173,7 +173,7 @@ class TestDensity:
         x = np.random.RandomState(0).binomial(1, share, 2000)[:, None].astype(float)
         density = EnergyDensity(random_state=0).fit(x)
         found = np.exp(density.score_samples([[0.0], [1.0], [2.0]]))
-        assert found == pytest.approx([1 - x.mean(), x.mean(), 0.0], abs=0.02)
+        assert found == pytest.approx([1 - x.mean(), x.mean(), 0.0], abs=3.5 * np.sqrt(share * (1 - share) / 2000))
         assert abs(found.sum() - 1) < 0.02
 
     @pytest.mark.parametrize("step", [1.0, 10.0, 1000.0])
@@ -181,7 +181,7 @@ class TestDensity:
         """Hundreds or thousands are as much a lattice as ones: density times step is a probability."""
         counts = np.random.RandomState(0).poisson(3.0, 2000).astype(float)
         density = EnergyDensity(random_state=0).fit(step * counts[:, None])
-        assert density.columns_.cells.tolist() == [step]
+        assert density.columns_.modelled[0].numbers.step == step
         found = density.score_samples(step * np.arange(8.0)[:, None]) + np.log(step)
         assert np.abs(np.exp(found) - stats.poisson(3.0).pmf(np.arange(8))).max() < 0.03
         drawn = density.sample(500, random_state=0)
@@ -214,8 +214,8 @@ class TestDensity:
             without = kind(**OPTIONS[kind]).fit(x, sample_weight=weights)
         with pytest.warns(ConstantColumnWarning):
             zero = kind(**OPTIONS[kind]).fit(more, sample_weight=np.r_[weights, 0, 0])
-        assert zero.categories_ == without.categories_
-        assert zero.categories_.groups == (((2, 4),) if kind is EnergyDensity else ())
+        if kind is EnergyDensity:
+            assert [column.kind for column in zero.columns_.modelled] == ["continuous", "discrete", "flags"]
         np.testing.assert_array_equal(zero.score_samples(x), without.score_samples(x))
 
     @pytest.mark.parametrize("count", [0, 1])
@@ -230,22 +230,12 @@ class TestDensity:
         x, weights = rng.standard_normal((1000, 2)), rng.uniform(0.1, 3.0, 1000)
         weights[x[:, 0] > 0] *= 2.3
         for shuffled in (np.arange(1000), rng.permutation(1000)):
-            rows = weighted(x[shuffled], weights[shuffled])
+            rows = repeated(x[shuffled], repetitions(x[shuffled], weights[shuffled]))
             np.testing.assert_allclose(rows.mean(0), np.average(x, axis=0, weights=weights), atol=0.01)
             np.testing.assert_allclose(np.cov(rows.T), np.cov(x.T, aweights=weights), atol=0.02)
         density = EnergyDensity(**QUICK, noise="gaussian").fit(x, sample_weight=weights)
         drawn = density.sample(20_000, random_state=0)
         np.testing.assert_allclose(drawn.mean(0), np.average(x, axis=0, weights=weights), atol=0.1)
-
-    def test_copies_of_a_row_are_on_one_side(self):
-        """Otherwise rows would be held out that were trained on."""
-        x = rows(100)
-        same = copies(weighted(x, np.full(100, 3.0) + (np.arange(100) % 2)))
-        data = torch.from_numpy(np.c_[same, same].astype(float))
-        held, train = _divided(data, same, 0)
-        assert not set(held[:, 0].tolist()) & set(train[:, 0].tolist())
-        assert len(held) + len(train) == 350
-        assert len(held.unique(dim=0)) == 20
 
     def test_values_on_a_lattice_are_spread_over_their_cells(self):
         """A column of tenths: the density times a tenth is a probability, and samples are tenths."""
@@ -253,7 +243,7 @@ class TestDensity:
         tenths = np.round(0.1 * rng.binomial(6, 0.5, 4000) + 0.3, 1)
         x = np.c_[tenths, rng.standard_normal(4000)]
         density = EnergyDensity(random_state=0).fit(x)
-        assert density.columns_.cells == pytest.approx([0.1, 0.0])
+        assert [column.numbers.step for column in density.columns_.modelled] == pytest.approx([0.1, 0.0])
         grid = np.linspace(-6, 6, 241)
         for count in range(7):
             points = np.c_[np.full(241, 0.3 + 0.1 * count), grid]
@@ -261,8 +251,6 @@ class TestDensity:
             assert abs(found - stats.binom(6, 0.5).pmf(count)) < 0.03
         drawn = density.sample(500, random_state=1)[:, 0]
         np.testing.assert_allclose(drawn, np.round(drawn, 1), atol=1e-9)
-        mixed = np.where(rng.uniform(size=2000) < 0.5, 0.0, rng.exponential(size=2000))
-        assert Columns.of(np.c_[mixed, rng.standard_normal(2000)]).cells[0] == pytest.approx(1e-3 * mixed.max())
 
     def test_what_speaks_against_it_is_said(self, monkeypatch):
         """A log Z not to be trusted, and a training given up, are warnings by name."""
@@ -335,7 +323,7 @@ class TestDensity:
         encode = ColumnTransformer([("c", OneHotEncoder(), ["c"])], remainder="passthrough")
         pipeline = make_pipeline(encode, EnergyDensity(**QUICK)).fit(frame)
         assert np.isfinite(pipeline.score_samples(frame)).all()
-        assert pipeline[-1].categories_.groups == ((0, 1),)
+        assert pipeline[-1].columns_.modelled[0].kind == "flags"
 
     @pytest.mark.parametrize("count", [2, 3, 6])
     def test_categories_have_probabilities(self, count):
@@ -350,7 +338,7 @@ class TestDensity:
         assert (drawn.sum(1) == 1).all()
         assert set(np.unique(drawn)) == {0.0, 1.0}
         assert drawn.mean(0) == pytest.approx(x.mean(0), abs=0.1)
-        assert density.score_samples(np.zeros((1, count)))[0] < np.log(found.min()) - 1  # a category never seen
+        assert density.score_samples(np.zeros((1, count)))[0] < np.log(found.min()) - 1  # a category that is unseen
 
     def test_categories_depend_on_numbers(self):
         """p(x, c) = p(c) N(x; mean of c, 1)."""

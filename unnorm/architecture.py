@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from unnorm.data.affine import Identity, Probit, Whiten
 from unnorm.data.quantiles import Gaussianize
@@ -112,10 +113,22 @@ def build(spec: Any) -> nn.Module:
         raise BrokenFile(f"The file describes something unknown: {str(spec)[:80]}.")
     settings = {key: _each(build, Mapping, value) for key, value in spec.items() if key != "kind"}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Shapes():
             return KINDS[spec["kind"]](**settings)
     except (UnnormError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
         raise BrokenFile(f"The file's description of a '{spec['kind']}' is not valid: {problem}") from problem
+
+
+class _Shapes(TorchFunctionMode):
+    """Give tensors of the meta device their shapes by `SHAPES`: torch itself would import its compilers for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return SHAPES.get(func, func)(*args, **(kwargs or {}))
+
+
+def _repeated(x: Tensor, *times: int) -> Tensor:
+    sizes = (1,) * (len(times) - x.ndim) + tuple(x.shape)
+    return x.new_empty([size * count for size, count in zip(sizes, times, strict=True)])
 
 
 def _each(act: Callable[[Any], Any], kind: type, value: Any) -> Any:
@@ -123,3 +136,15 @@ def _each(act: Callable[[Any], Any], kind: type, value: Any) -> Any:
     if isinstance(value, list):
         return [_each(act, kind, part) for part in value]
     return act(value) if isinstance(value, kind) else value
+
+
+# Tensors of the meta device have no numbers: what would fill one only says its shape.
+SHAPES: Mapping[Any, Callable[..., Tensor]] = {
+    Tensor.normal_: lambda x, *_, **__: x,
+    Tensor.uniform_: lambda x, *_, **__: x,
+    Tensor.repeat: _repeated,
+    torch.eye: lambda n, *, dtype=None: torch.empty(n, n, dtype=dtype),
+    torch.linspace: lambda start, end, steps, *, dtype=None: torch.empty(steps, dtype=dtype),
+    torch.ones_like: lambda x: x.new_empty(x.shape),
+    torch.special.ndtr: lambda x: x.new_empty(x.shape),
+}

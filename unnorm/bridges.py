@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.data.rows import RowSource, spread
+from unnorm.device import Machine
 from unnorm.errors import HealthWarning, InvalidValue
 from unnorm.estimators.base import Contrastive
 from unnorm.estimators.meco import MECO
@@ -113,7 +113,7 @@ def pilot(
     lr: float = 1e-3,
     held_out: Tensor | None = None,
     least: int | None = None,
-    fabric: Fabric | None = None,
+    fabric: Machine | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Spacing:

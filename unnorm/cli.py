@@ -126,7 +126,9 @@ def fit(
     drop_nonfinite: Annotated[
         bool, typer.Option("--drop-nonfinite", help="Leave out rows with infinity too, not only with missing cells.")
     ] = False,
-    n_importance: Annotated[int, typer.Option(help="Noise draws for log Z.")] = 50_000,
+    n_importance: Annotated[
+        int | None, typer.Option(help="Noise draws for log Z at most. [default: 50,000, or 200,000 for many rows]")
+    ] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="32, 64 or bf16 (mixed).")] = "32",
@@ -134,6 +136,13 @@ def fit(
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a density to points; write a folder with the model, its numbers, a picture and a report."""
+    from unnorm.data.sources import locate
+
+    if resume is None:
+        if data is None:
+            raise InvalidValue("Missing DATA: the name of a toy set or a file. Example: unnorm fit 8gaussians.")
+        locate(data)  # before torch is imported, which takes seconds
+
     from unnorm.folders import CONFIG
     from unnorm.jobs import Job, load_job, run
     from unnorm.settings import AUTOMATIC
@@ -145,9 +154,8 @@ def fit(
         if others := [name for name in sorted(given) if name not in ("resume", "steps", "as_json")]:
             raise InvalidValue(f"With --resume the folder knows all but --steps: leave out {', '.join(others)}.")
         job, folder = load_job(resume, steps), resume
-    elif data is None:
-        raise InvalidValue("Missing DATA: the name of a toy set or a file. Example: unnorm fit 8gaussians.")
     else:
+        assert data is not None
         if schedule == "pl" and beta is not None:
             raise InvalidValue("The schedule 'pl' sets gamma and beta itself (Theorem 4): give neither.")
         asked: dict[str, Any] = {"steps": steps, "batch": batch, "schedule": schedule, "iterate": iterate}
@@ -222,7 +230,8 @@ def score(
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     key: Annotated[str | None, typer.Option(help="Which array of an .npz file.")] = None,
     drop_nonfinite: Annotated[
-        bool, typer.Option("--drop-nonfinite", help="Leave out rows with NaN or infinity.")
+        bool,
+        typer.Option("--drop-nonfinite", help="Print nan for rows with infinity too."),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -230,9 +239,6 @@ def score(
     import numpy as np
 
     from unnorm.data.tables import find, read
-    from unnorm.density import Density
-    from unnorm.metrics import log_probs
-    from unnorm.points import plain_rows
     from unnorm.tables.density import TABLE, TableDensity
 
     if (model / TABLE).exists():
@@ -244,6 +250,10 @@ def score(
             rows = np.where(np.isinf(rows), np.nan, rows)
         values, error = table.log_prob(rows), table.log_z.stderr
     else:
+        from unnorm.density import Density
+        from unnorm.metrics import log_probs  # with scikit-learn's, which take a second to import
+        from unnorm.points import plain_rows
+
         density = Density.load(model)
         values, error = log_probs(density.log_prob, plain_rows(data, key=key)).numpy(), density.log_z.stderr
     missing, finite = int(np.isnan(values).sum()), values[np.isfinite(values)]
@@ -325,8 +335,9 @@ def _sample_table(table: Any, n: int, out: Path | None, force: bool, seed: int, 
     if out is not None and out.suffix == ".npy":
         if words := [name for name, own in cells if own.dtype == object]:
             raise InvalidValue(f"An .npy file holds numbers, and column '{words[0]}' has words. Use a .csv file.")
-        # A nameless file is matched by place when it is scored.
-        order = range(len(names)) if table.named else sorted(range(len(names)), key=lambda at: int(names[at][6:] or at))
+        # Such a file is scored by the places of its columns, which may be the names of ours.
+        places = [f"column{place}" for place in range(len(names))]
+        order = [names.index(place) for place in places] if set(places) == set(names) else list(range(len(names)))
         numbers = np.column_stack([np.asarray(cells[at][1], dtype=np.float64) for at in order])
         _write_table(out, numbers, names, force)
     if not as_json:

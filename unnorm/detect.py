@@ -40,11 +40,13 @@ def anomalies(
     """Rank the rows of a table by how unusual they are, and say which columns make them so."""
     import warnings
 
-    from unnorm.anomalies import claim, hints, labelled, measured, search, words, write
     from unnorm.data.tables import find
+
+    path = find(data)  # before torch is imported, which takes seconds
+
+    from unnorm.anomalies import claim, hints, labelled, measured, search, words, write
     from unnorm.errors import ConstantColumnWarning, HealthWarning, WeightsWarning
 
-    path = find(data)
     chosen, left_out = ([name.strip() for name in given.split(",")] if given else [] for given in (columns, exclude))
     given = labelled(path, key, chosen, labels, exclude=left_out, drop=drop_nonfinite)
     folder = out or Path("runs") / f"{path.stem}-anomalies"

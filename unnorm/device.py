@@ -1,32 +1,72 @@
-"""Devices by name."""
+"""Devices by name, and what training asks of the machine it runs on."""
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins import MixedPrecision
+from torch import Tensor, nn
 
 from unnorm.errors import InvalidValue
 from unnorm.names import unknown
 
-__all__ = ["fabric_for"]
+__all__ = ["Machine", "OneProcess", "fabric_for"]
 
 PRECISIONS = ("32", "64", "bf16")
 
 
-class _Autocast(MixedPrecision):
-    """bf16 for what autocast computes in it; points reach a model as they are.
+class Machine(Protocol):
+    """What training asks of the machine: Lightning's `Fabric` answers, and so does `OneProcess`."""
 
-    Fabric's own rounds them first. Of a logit at -5.54, where the first of 256 shades ends, bf16 leaves steps of 0.03:
-    a network cannot learn an edge that it is never shown.
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def is_global_zero(self) -> bool: ...
+    @property
+    def setup(self) -> Callable[..., Any]: ...
+    @property
+    def backward(self) -> Callable[..., Any]: ...
+    @property
+    def autocast(self) -> Callable[..., AbstractContextManager[Any]]: ...
+    @property
+    def all_reduce(self) -> Callable[..., Any]: ...
+    @property
+    def all_gather(self) -> Callable[..., Any]: ...
+
+
+class OneProcess:
+    """One process on the CPU, in the precision of the model.
+
+    It does what a `Fabric` does there. Importing Lightning takes longer than the fit of a small table.
+
+    >>> OneProcess().device, OneProcess().world_size
+    (device(type='cpu'), 1)
     """
 
-    def convert_input(self, data: Any) -> Any:
+    device, world_size, global_rank, is_global_zero = torch.device("cpu"), 1, 0, True
+
+    def setup(self, module: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
+        return (module, *optimizers)
+
+    def backward(self, tensor: Tensor) -> None:
+        tensor.backward()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def all_reduce(self, data: Any, reduce_op: str = "mean") -> Any:
+        return data
+
+    def all_gather(self, data: Any) -> Any:
         return data
 
 
-def fabric_for(device: str = "auto", precision: str = "32") -> Fabric:
-    """A one-process Fabric on "auto", "cpu", "cuda" or "cuda:N", in precision 32, 64 or (mixed) bf16.
+def fabric_for(device: str = "auto", precision: str = "32") -> Machine:
+    """Return one process on "auto", "cpu", "cuda" or "cuda:N", in precision 32, 64 or (mixed) bf16.
 
     >>> fabric_for("cpu").device
     device(type='cpu')
@@ -40,7 +80,7 @@ def fabric_for(device: str = "auto", precision: str = "32") -> Fabric:
     if kind == "auto" and not number:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu" and not number:
-        return _fabric("cpu", 1, precision)
+        return OneProcess() if precision == "32" else _fabric("cpu", 1, precision)
     if kind != "cuda" or (number and not number.isdigit()):
         raise InvalidValue(f"Unknown device '{device}'. Known: auto, cpu, cuda, cuda:N.")
     index, count = int(number or 0), torch.cuda.device_count()
@@ -49,7 +89,11 @@ def fabric_for(device: str = "auto", precision: str = "32") -> Fabric:
     return _fabric("cuda", [index], precision)
 
 
-def _fabric(kind: str, devices: int | list[int], precision: str) -> Fabric:
+def _fabric(kind: str, devices: int | list[int], precision: str) -> Machine:
+    from lightning_fabric import Fabric
+
     if precision == "bf16":
-        return Fabric(accelerator=kind, devices=devices, plugins=_Autocast("bf16-mixed", kind))
+        from unnorm.autocast import Autocast
+
+        return Fabric(accelerator=kind, devices=devices, plugins=Autocast("bf16-mixed", kind))
     return Fabric(accelerator=kind, devices=devices, precision="64-true" if precision == "64" else "32-true")

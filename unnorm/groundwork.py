@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from unnorm.archive import read_modules, write_modules
@@ -12,6 +11,7 @@ from unnorm.bridges import pilot
 from unnorm.data.affine import Identity
 from unnorm.data.rows import RowSource, chunks
 from unnorm.data.transforms import Compose, Transform, Transformed
+from unnorm.device import Machine
 from unnorm.errors import BrokenFile, DataError
 from unnorm.estimators import even_alphas
 from unnorm.folders import GROUNDWORK
@@ -43,7 +43,7 @@ class Groundwork(NamedTuple):
 
 
 def laid(
-    job: Job, train: RowSource, validation: RowSource | None, transform: Transform, dtype: torch.dtype, fabric: Fabric
+    job: Job, train: RowSource, validation: RowSource | None, transform: Transform, dtype: torch.dtype, fabric: Machine
 ) -> Groundwork:
     """Fit the noise, go to its own coordinates where the model is a tilted noise, and choose the bridges."""
     rows = Transformed(train, transform, dtype)

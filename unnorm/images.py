@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.archive import read_modules, write_modules
@@ -14,7 +13,7 @@ from unnorm.data.affine import Identity
 from unnorm.data.images import ImageData, ImageRows
 from unnorm.data.transforms import Compose, Dequantize, Logit, Standardize, Transform
 from unnorm.density import Density
-from unnorm.device import fabric_for
+from unnorm.device import Machine, fabric_for
 from unnorm.errors import InvalidValue
 from unnorm.estimators import MECO, Contrastive, Estimator, StepwiseTelescope, Telescope
 from unnorm.iterates import VALIDATED
@@ -131,7 +130,7 @@ def coordinates(
     data: ImageData,
     kind: str = "copula",
     *,
-    fabric: Fabric | None = None,
+    fabric: Machine | None = None,
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Coordinates:
@@ -158,7 +157,7 @@ def coordinates(
         return make(data, fabric, generator, **options)
 
 
-def _gaussian(data: ImageData, fabric: Fabric | None, generator: torch.Generator) -> Coordinates:
+def _gaussian(data: ImageData, fabric: Machine | None, generator: torch.Generator) -> Coordinates:
     logits = Compose([Dequantize(data.levels), Logit(ALPHA)])
     rows = data.rows("train", logits, generator=generator, dtype=torch.float64)
     fitted = Gaussian.fit(rows)
@@ -170,7 +169,7 @@ def _gaussian(data: ImageData, fabric: Fabric | None, generator: torch.Generator
     return Coordinates(Compose([Dequantize(data.levels), Logit(ALPHA), whiten]), noise, seen, pixels, LOGIT_VIEWS)
 
 
-def _copula(data: ImageData, fabric: Fabric | None, generator: torch.Generator) -> Coordinates:
+def _copula(data: ImageData, fabric: Machine | None, generator: torch.Generator) -> Coordinates:
     rows = data.rows("train", generator=generator, dtype=torch.float64)
     fitted = Copula.fit(rows[torch.arange(len(rows))], torch.arange(data.levels + 1) / data.levels)
     whiten, noise = fitted.base.coordinates()
@@ -178,7 +177,7 @@ def _copula(data: ImageData, fabric: Fabric | None, generator: torch.Generator) 
     return Coordinates(Compose([Dequantize(data.levels), pixels, whiten]), noise, whiten, pixels, SCORE_VIEWS)
 
 
-def _flow(data: ImageData, fabric: Fabric | None, generator: torch.Generator, **options: Any) -> Coordinates:
+def _flow(data: ImageData, fabric: Machine | None, generator: torch.Generator, **options: Any) -> Coordinates:
     device = fabric.device if fabric is not None else torch.device("cpu")
     own = stream(0, "dequantisation for the flow", device=device)
     train, held_out = (data.rows(part, device=device, generator=own) for part in ("train", "validation"))
@@ -279,7 +278,7 @@ def fast(model: T, device: torch.device) -> T:
     return model
 
 
-def _kept(data: ImageData, noise: str, fabric: Fabric, folder: Path | str | None, **options: Any) -> Coordinates:
+def _kept(data: ImageData, noise: str, fabric: Machine, folder: Path | str | None, **options: Any) -> Coordinates:
     """The coordinates that are in the folder; fitted, and put there, where it has none."""
     about = {"data": data.name, "noise": noise, **options}
     path = None if folder is None else Path(folder) / FILE
@@ -305,7 +304,7 @@ def fit_images(
     *,
     bridges: int | str = BRIDGES,
     base: type[Contrastive] = MECO,
-    fabric: Fabric | None = None,
+    fabric: Machine | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     progress: bool | None = None,

@@ -2,7 +2,8 @@
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ import torch
 from unnorm import __version__, report
 from unnorm.checkpoint import CHECKPOINT, HISTORY, write_atomically
 from unnorm.data import tables
-from unnorm.data.toy import TOYS, Toy, toy
+from unnorm.data.sources import locate
+from unnorm.data.toys import Toy, toy
 from unnorm.device import fabric_for
-from unnorm.errors import BrokenFile, DataError, NonFiniteObjective
+from unnorm.errors import BrokenFile, DataError, InvalidValue, NonFiniteObjective
 from unnorm.folders import CONFIG, GROUNDWORK, RESULT, claim, read_json, sealed
-from unnorm.names import unknown
 from unnorm.randomness import stream
 from unnorm.settings import LEAST_ROWS, Job
 from unnorm.tables.fit import STAGES, Finished, Parts, chosen, divide, fit_source
@@ -43,12 +44,13 @@ def run(
     config = _config(job, source)
     if resume:
         _check_same_data(config, out)
-        if (out / CHECKPOINT).exists() and not (out / GROUNDWORK).exists():
+        trained = any((folder / CHECKPOINT).exists() for folder in (out, *(out / stage for stage in STAGES)))
+        if trained and not (out / GROUNDWORK).exists():
             raise BrokenFile(f"'{out / GROUNDWORK}' is missing: what this run settled before it trained is not known.")
-        write_atomically(out / CONFIG, sealed(config))
     else:
         claim(out, force, sealed(config))
-    finished = fit_source(source, job, fabric=fabric, folder=out, resume=resume, progress=progress)
+    with _settled(config, out):
+        finished = fit_source(source, job, fabric=fabric, folder=out, resume=resume, progress=progress)
     density = finished.density
     if not math.isfinite(density.log_z.value):
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
@@ -63,6 +65,18 @@ def run(
     write_atomically(out / RESULT, sealed(result))
     report.write(out, asdict(job), finished, result)
     return result
+
+
+@contextmanager
+def _settled(config: Mapping[str, Any], out: Path) -> Iterator[None]:
+    """Write what a run is asked; put back what it was asked before, where that cannot be resumed with this."""
+    before = (out / CONFIG).read_bytes()
+    write_atomically(out / CONFIG, sealed(config))
+    try:
+        yield
+    except InvalidValue:
+        write_atomically(out / CONFIG, before)
+        raise
 
 
 def _keep_the_winner(out: Path) -> None:
@@ -85,17 +99,12 @@ def _beside(truth: Toy, finished: Finished) -> dict[str, float]:
 
 def read_source(job: Job) -> Read:
     """Read and check the table of a job; draw it, where it is a toy set."""
-    if job.data in TOYS:
+    path = locate(job.data)
+    if path is None:
         truth = toy(job.data)
         n = round(job.n / (1 - job.test))
         points = truth.sample(n, generator=stream(job.training.seed, "points of a toy set")).double().numpy()
         return Read(Source(points, ("x", "y"), {}, (), None, False), truth)
-    try:
-        path = tables.find(job.data)
-    except DataError as problem:
-        if Path(job.data).suffix or "/" in job.data or Path(job.data).exists():
-            raise
-        raise DataError(unknown("data set", job.data, TOYS) + " Or give a file.") from problem
     source = source_of(chosen(tables.read(path, key=job.key), job), drop_infinite=job.drop_nonfinite)
     if source.rows < LEAST_ROWS:
         rows = "1 row" if source.rows == 1 else f"{source.rows} rows"
@@ -113,7 +122,8 @@ def held_out_rows(folder: Path) -> Parts:
 
 def _config(job: Job, source: Source) -> dict[str, Any]:
     settings = asdict(job)
-    settings["data"] = job.data if job.data in TOYS else str(tables.find(job.data).resolve())
+    path = locate(job.data)
+    settings["data"] = job.data if path is None else str(path.resolve())
     return {
         "unnorm": __version__,
         "job": settings,

@@ -1,6 +1,6 @@
 """The training loop: `step`, and `fit`, which repeats it, records it, and can be killed and resumed at any moment.
 
-Device, precision and processes are Lightning Fabric's business; pass a configured `Fabric` to change them.
+Device, precision and processes are the machine's business: one process on the CPU, or a configured Lightning `Fabric`.
 """
 
 import json
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.checkpoint import (
@@ -29,6 +28,7 @@ from unnorm.checkpoint import (
     write_tensors,
 )
 from unnorm.data.rows import Rows, RowSource
+from unnorm.device import Machine, OneProcess
 from unnorm.diagnostics import certified_limit
 from unnorm.errors import BrokenFile, Interrupted, InvalidValue, NonFiniteObjective
 from unnorm.estimators.base import Estimator
@@ -106,7 +106,7 @@ def train(
     validation: Tensor | None = None,
     rates: Rates | None = None,
     generator: torch.Generator | None = None,
-    fabric: Fabric | None = None,
+    fabric: Machine | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     strict: bool = False,
@@ -144,7 +144,7 @@ def train(
     (True, 300)
     """
     training = training or Training()
-    fabric = fabric or Fabric(accelerator="cpu", devices=1)
+    fabric = fabric or OneProcess()
     run = _Run(model, estimator, data, training, validation, rates, generator, fabric, Path(folder) if folder else None)
     run.health.strict = strict
     run.looks = Looks() if watch and validation is not None else None
@@ -174,7 +174,7 @@ class _Run:
         validation: Tensor | None,
         rates: Rates | None,
         generator: torch.Generator | None,
-        fabric: Fabric,
+        fabric: Machine,
         folder: Path | None,
     ):
         parameters = [p for module in (model, estimator) for p in module.parameters() if p.requires_grad]

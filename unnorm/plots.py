@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from torch import Tensor
 
-from unnorm.errors import InvalidValue
+from unnorm.errors import InvalidValue, MixingWarning, WeightsWarning
 from unnorm.randomness import stream
 from unnorm.tables.density import TableDensity
 
@@ -36,7 +36,10 @@ def picture(path: Path, density: TableDensity, train: np.ndarray, test: np.ndarr
     plain = not density.columns.averaged.any()
     draw = {1: _line, 2: _plane}.get(len(places), _corner) if plain else _corner
     drawn = len(train) if draw is not _corner else min(SHOWN, max(len(train), 500))
-    samples, _ = density.draw(drawn, generator=stream(0, "picture"))
+    with warnings.catch_warnings():
+        for kind in (MixingWarning, WeightsWarning):  # the verdict says it
+            warnings.simplefilter("ignore", kind)
+        samples, _ = density.draw(drawn, generator=stream(0, "picture"))
     # A dollar sign would start a formula.
     names = tuple(density.columns.names[place].replace("$", r"\$") for place in places)
     rows = _Rows(density, places, train, train if test is None else test, samples)
@@ -150,13 +153,19 @@ def _limits(data: np.ndarray) -> np.ndarray:
 
 def _histograms(axis: Any, rows: _Rows) -> None:
     scored = {"train": (rows.train, DATA), "test": (rows.test, MODEL), "samples": (rows.samples, NOISE)}
-    values = {name: rows.density.log_prob(own[:SCORED]) for name, (own, _) in scored.items()}
+    values = {name: rows.density.log_prob(_finite(own, rows.places)[:SCORED]) for name, (own, _) in scored.items()}
     everything = np.concatenate(list(values.values()))
-    span = tuple(np.quantile(everything[np.isfinite(everything)], (0.01, 1.0)))
+    finite = everything[np.isfinite(everything)]
+    span = tuple(np.quantile(finite, (0.01, 1.0))) if len(finite) else (0.0, 1.0)
     for name, (_, colour) in scored.items():
         axis.hist(values[name], bins=70, range=span, density=True, histtype="step", color=colour, label=name)
     axis.set(title="log density", xlabel="log p(x), nats", yticks=[])
     axis.legend()
+
+
+def _finite(rows: np.ndarray, places: list[int]) -> np.ndarray:
+    """Return the rows that are finite: samples of a density without an integral may not be."""
+    return rows[np.isfinite(rows[:, places]).all(1)]
 
 
 def sheet(path: Path | BytesIO, images: Tensor, columns: int = 10, levels: int = 256, gap: int = 1) -> None:

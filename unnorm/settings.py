@@ -59,6 +59,7 @@ UNCOMPARABLE = ("sm", "ssm", "dsm", "cnce")  # their values cannot choose the be
 SMALL, MIDDLE, LARGE = (64, 64), (128, 128), (300, 300, 300)  # widths of the network
 FEW, MANY = 1000, 5000  # rows from which it is larger
 WIDE = 100  # columns from which it is wider
+DRAWS, MANY_DRAWS = 50_000, 200_000  # of the noise for log Z, for few and many rows
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Job:
     n_slices: int | None = None
     sigma: float | None = None
     kappa: int | None = None
-    n_importance: int = 50_000
+    n_importance: int | None = None
     device: str = "auto"
     precision: str = "32"
     strict: bool = False
@@ -106,7 +107,7 @@ class Job:
             raise InvalidValue(f"The number of points 'n' must be at least {LEAST_ROWS}. Got {self.n}.")
         if not 0 <= self.test < 1:
             raise InvalidValue(f"The 'test' share must be at least 0 and below 1. Got {self.test}.")
-        if self.n_importance < 100:
+        if self.n_importance is not None and self.n_importance < 100:
             raise InvalidValue(f"The 'n-importance' draws for log Z must be at least 100. Got {self.n_importance}.")
         if not set(self.automatic) <= set(AUTOMATIC):
             raise InvalidValue(f"Only {', '.join(AUTOMATIC)} can be automatic. Got {', '.join(self.automatic)}.")
@@ -197,7 +198,9 @@ class Job:
         if self.buffer_size is not None and "batch" in chosen:
             chosen["batch"] = min(chosen["batch"], self.buffer_size)
         hidden = wide if self.hidden is None else self.hidden
-        return replace(self, hidden=hidden, training=replace(self.training, **chosen), automatic=())
+        draws = (DRAWS if n < MANY else MANY_DRAWS) if self.n_importance is None else self.n_importance
+        training = replace(self.training, **chosen)
+        return replace(self, hidden=hidden, n_importance=draws, training=training, automatic=())
 
     def build_net(self, width: int, outputs: int | None = None) -> MLP:
         generator = stream(self.training.seed, "weights")

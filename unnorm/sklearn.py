@@ -191,9 +191,7 @@ class EnergyDensity(DensityMixin, _Table):
             noise=self.noise,
             bridges=str(self.bridges),
             hidden=None if self.hidden is None else tuple(self.hidden),
-            training=Training(
-                seed=seed, lr=self.lr, log_every=25, **{k: int(v) for k, v in given.items() if v is not None}
-            ),  # type: ignore[arg-type]
+            training=Training(seed=seed, lr=self.lr, log_every=25, **known),
             automatic=tuple(name for name in AUTOMATIC if name not in known),
         )
         with _apart(self.n_jobs):

@@ -11,7 +11,8 @@ __all__ = ["Looks", "Trend"]
 
 LATE = 0.1  # share of the summed learning rate: what is gained in this last part tells whether more would follow
 ERRORS = 2.0  # standard errors that count as a difference
-LEAST_GAIN, LEAST_SHARE = 0.01, 0.03  # nats, and share of the whole gain: less is not worth more steps
+LEAST_GAIN, NOTHING = 0.01, 0.002  # nats in the last part that are worth more steps; and that are not, however few
+SMALL_SHARE, LARGE_SHARE = 0.03, 0.1  # of the whole gain: less is not worth more steps; and more is, if it is small
 
 
 class Trend(NamedTuple):
@@ -37,7 +38,8 @@ class Trend(NamedTuple):
     @property
     def still_improving(self) -> bool:
         """Whether more steps would have helped."""
-        least = max(ERRORS * self.improved_error, LEAST_GAIN, LEAST_SHARE * self.gained)
+        little = min(LEAST_GAIN, max(NOTHING, LARGE_SHARE * self.gained))
+        least = max(ERRORS * self.improved_error, little, SMALL_SHARE * self.gained)
         return not self.ended and self.improved > least
 
     @property

@@ -191,7 +191,7 @@ def judge_fit(
     'TRUST'
     """
     if failed:
-        return Part("DISTRUST", f"training was given up, and the noise alone is the density: {failed}")
+        return Part("DISTRUST", f"training was given up, and the noise alone is the density: {failed.rstrip('.')}")
     if not wholly_finite or (gain is not None and not math.isfinite(gain)):
         return Part("DISTRUST", "some held-out row has no finite log density")
     said = "no rows were held out, so the gain over the noise is not known"

@@ -18,7 +18,7 @@ from unnorm.progress import Progress
 from unnorm.randomness import stream
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from unnorm.device import Machine
 
 __all__ = ["PIXELS", "ImageFlow"]
 
@@ -74,7 +74,7 @@ class ImageFlow(Pushed):
         lr: float = 1e-3,
         average: float = 0.999,
         couplings: Sequence[int] | str = (6, 6),
-        fabric: "Fabric | None" = None,
+        fabric: "Machine | None" = None,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
         **options: Any,

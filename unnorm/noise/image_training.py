@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from unnorm.device import Machine
 from unnorm.errors import DataError
 from unnorm.noise.autoregression import Autoregression
 from unnorm.noise.couplings import Couplings
@@ -42,7 +42,7 @@ class ImageTraining:
     def __init__(
         self,
         flow: "ImageFlow",
-        fabric: Fabric,
+        fabric: Machine,
         judge: Tensor,
         steps: int,
         seconds: float | None,

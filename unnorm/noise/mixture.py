@@ -140,9 +140,13 @@ class Mixture(Noise):
             raise InvalidValue(f"The 'weights' of Mixture must be {len(parts)}, one for each part. Got {len(weights)}.")
         if weights is not None and not all(0 < weight < math.inf for weight in weights):
             raise InvalidValue(f"The 'weights' of Mixture must be positive. Got {list(weights)}.")
-        own = torch.tensor([1.0] * len(parts) if weights is None else list(weights), dtype=torch.float64)
+        if weights is None:
+            log_weight = torch.full((len(parts),), -math.log(len(parts)))
+        else:
+            own = torch.tensor(list(weights), dtype=torch.float64)
+            log_weight = (own.log() - own.sum().log()).to(torch.get_default_dtype())
         self.parts = nn.ModuleList(parts)
-        self.register_buffer("log_weight", (own.log() - own.sum().log()).to(torch.get_default_dtype()))
+        self.register_buffer("log_weight", log_weight)
         device = next((buffer.device for buffer in parts[0].buffers()), self.log_weight.device)
         self.log_weight = self.log_weight.to(device)
 

@@ -9,7 +9,7 @@ from unnorm.tables.columns import Columns
 
 __all__ = ["Bounds"]
 
-ROUNDS, CLOSE = 100, 1e-6
+ROUNDS, CLOSE, DAMPING = 100, 1e-6, 0.7
 
 
 class Bounds(NamedTuple):
@@ -67,7 +67,8 @@ class Bounds(NamedTuple):
         for _ in range(ROUNDS):
             weights = shares * np.exp(_summed(outside, log_weights))
             now = weights @ outside / max(weights.sum(), 1e-300)
-            change = np.where((now > least) & ~columns.discrete, _log_odds(least) - _log_odds(now), 0.0)
+            wanted = np.minimum(log_weights + DAMPING * (_log_odds(least) - _log_odds(now)), 0.0)
+            change = np.where(columns.discrete, 0.0, wanted - np.where(columns.discrete, 0.0, log_weights))
             log_weights = log_weights + change
             if np.abs(change).max() < CLOSE:
                 break

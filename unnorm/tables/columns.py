@@ -98,7 +98,7 @@ class TableColumn:
         known = self.numbers.values
         place = np.clip(np.searchsorted((known[1:] + known[:-1]) / 2, values), 0, len(known) - 1)
         near = np.abs(known[place] - values) <= SAME * np.maximum(1.0, np.abs(known[place]))
-        return np.where(near, place, -1).astype(float)
+        return np.where(np.isnan(values), np.nan, np.where(near, place, -1))
 
     def values(self, seen: np.ndarray) -> np.ndarray:
         """Return what the model drew as values of the table."""
@@ -263,7 +263,7 @@ class Columns:
                 continue
             own = np.asarray(rows[:, at[0] : at[-1] + 1], dtype=np.float64)
             one = ((own == 1).sum(1) == 1) & ((own == 0) | (own == 1)).all(1)
-            found[:, place] = np.where(one, own.argmax(1), -1.0)
+            found[:, place] = np.where(np.isnan(own).any(1), np.nan, np.where(one, own.argmax(1), -1.0))
         return found
 
     def spread(self, codes: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:

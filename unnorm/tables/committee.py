@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import nn
@@ -16,6 +15,7 @@ from unnorm.data.affine import Whiten
 from unnorm.data.robust import LogTails, robust_scale
 from unnorm.data.transforms import Compose, Transform
 from unnorm.density import Density
+from unnorm.device import Machine
 from unnorm.errors import WeightsWarning
 from unnorm.estimators import MECO
 from unnorm.models import MLP, Averaged, Seen, Tilted
@@ -38,7 +38,7 @@ EVALUATIONS, NARROW = 150_000, 64  # of the model by chains, for tables of so ma
 TRIM, TRIM_ROUNDS = 0.05, 3  # of the rows: the farthest out are not learned from
 
 
-def fit_committee(rows: np.ndarray, experts: "Experts", fabric: Fabric) -> Committee:
+def fit_committee(rows: np.ndarray, experts: "Experts", fabric: Machine) -> Committee:
     """Fit the three energies to rows (n, columns) of which no column is constant, and calibrate them."""
     scale = Compose([robust_scale(rows), LogTails()])
     scaled = through(scale, rows)
@@ -74,7 +74,7 @@ class Experts:
     seed: int = 0
     progress: bool = False
 
-    def density(self, scaled: np.ndarray, scale: Transform, fabric: Fabric) -> Learned:
+    def density(self, scaled: np.ndarray, scale: Transform, fabric: Machine) -> Learned:
         """Trained, averaged and normalised, in the noise's own coordinates, where it is a standard normal.
 
         The networks see the scaled columns: in the noise's coordinates the narrow directions of columns that depend on
@@ -97,7 +97,7 @@ class Experts:
         return Learned(density.double().eval(), history, len(nets))
 
     def _trained(
-        self, rows: torch.Tensor, noise: Noise, whiten: Whiten, fabric: Fabric
+        self, rows: torch.Tensor, noise: Noise, whiten: Whiten, fabric: Machine
     ) -> tuple[list[nn.Module], History]:
         """Side by side; those that diverge have no say, and where all do the energy is the noise's."""
         nets = [MLP(rows.shape[1], self.hidden, generator=stream(self.seed, "weights", k)) for k in range(self.count)]

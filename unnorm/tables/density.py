@@ -27,7 +27,7 @@ __all__ = ["TABLE", "TableDensity"]
 
 TABLE = "table.json"
 CHUNK = 2**14  # points whose density is found at once
-MORE = 1.1  # times as many draws as should be needed
+MORE, MOST_ROUNDS = 1.1, 50  # times as many draws as should be needed; and rounds of them
 MOST_SEED = 2**62
 
 
@@ -115,12 +115,15 @@ class TableDensity:
         found = np.full(len(codes), np.nan)
         known = ~np.isnan(codes).any(1)
         if np.isinf(codes).any():
-            raise DataError("The table has an infinite value.")
-        if known.any():
-            distinct, place = np.unique(
-                np.c_[codes, self._unseen_values(rows, codes)][known], axis=0, return_inverse=True
+            row, place = (int(found[0]) for found in np.nonzero(np.isinf(codes)))
+            raise DataError(
+                f"Row {row + 1} has an infinite value in column '{self.columns.modelled[place].name}'. "
+                "Leave such rows out with --drop-nonfinite, or out of the table."
             )
-            found[known] = self._scores(distinct[:, : codes.shape[1]], distinct[:, codes.shape[1] :])[place.ravel()]
+        if known.any():
+            both = np.c_[codes, self._unseen_values(rows, codes)][known]
+            distinct, inverse = np.unique(both, axis=0, return_inverse=True)
+            found[known] = self._scores(distinct[:, : codes.shape[1]], distinct[:, codes.shape[1] :])[inverse.ravel()]
         return found
 
     def _unseen_values(self, rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -196,7 +199,7 @@ class TableDensity:
             raise InvalidValue("A sample takes a random_state or a generator, not both.")
         generator = stream(seed_of(random_state), "samples") if generator is None else generator
         kept, found = np.empty((0, len(self.columns.modelled))), None
-        while len(kept) < n:
+        for _ in range(MOST_ROUNDS):
             more = math.ceil(MORE * (n - len(kept)) / math.exp(self.bounds.log_mass)) + 10
             draws = self.density.draws(more, generator=generator, progress=False)
             points = draws.x.numpy()
@@ -204,7 +207,10 @@ class TableDensity:
             inside = points[chance < np.exp(self.bounds.log_weight(points))]
             found = draws if found is None else found
             kept = np.concatenate([kept, inside])
-        assert found is not None
+            if len(kept) >= n:
+                break
+        if found is None or len(kept) < n:
+            raise DataError("The density cannot be sampled: its draws are not finite or lie outside of all ranges.")
         rows = self.columns.values(kept[:n])
         worth = found.ess * n / len(found.x)
         return rows, found._replace(x=torch.from_numpy(rows), ess=min(float(n), max(worth, 0.0)))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm import groundwork
@@ -21,7 +20,7 @@ from unnorm.data.rows import RowSource, spread
 from unnorm.data.tables import select
 from unnorm.data.transforms import Compose, Transformed
 from unnorm.density import Density
-from unnorm.device import fabric_for
+from unnorm.device import Machine, fabric_for
 from unnorm.diagnostics import LEAST_ROWS_TO_JUDGE, Verdict, believable, judge_fit, judge_log_z, judge_samples
 from unnorm.errors import (
     BrokenFile,
@@ -33,11 +32,12 @@ from unnorm.errors import (
     ShrinkageWarning,
     WeightsWarning,
 )
+from unnorm.folders import GROUNDWORK
 from unnorm.loop import train
 from unnorm.noise.base import event_of
 from unnorm.partition.importance import log_weights
 from unnorm.randomness import stream
-from unnorm.settings import AUTOMATIC, Job
+from unnorm.settings import AUTOMATIC, DRAWS, MANY, Job
 from unnorm.tables.bounds import Bounds
 from unnorm.tables.columns import Columns
 from unnorm.tables.density import TableDensity
@@ -55,7 +55,8 @@ VALIDATION, MOST_VALIDATION = 0.2, 5000
 COPIED = 0.5  # of the rows: a table with more copies than this is one of discrete columns, and copies are no accident
 SCALED_ROWS = 50_000  # that tell the scale of the columns
 IN_MEMORY = 2**23  # numbers of the training rows that are held ready
-EVALUATIONS, EACH_SECOND, LEAST_EVALUATIONS = 100_000, 20_000, 4_000  # of the model for log Z
+EVALUATIONS, MANY_EVALUATIONS = 100_000, 1_000_000  # of the model for log Z, for few and many rows
+EACH_SECOND, LEAST_EVALUATIONS = 20_000, 4_000  # where there are seconds to keep to
 TRAINING_SHARE, LEAST_SECONDS = 0.6, 0.05  # of the seconds that are left when the noise is there
 BOUND_DRAWS, CHAIN_DRAWS, LEAST_SHARE = 20_000, 10_000, 0.05  # weighted draws that find the bounds, if so many count
 SAMPLES = 1000  # that tell what samples are worth
@@ -141,10 +142,14 @@ def fit(
 
 
 def chosen(table: Any, job: Job) -> Any:
-    """Return the columns of a table that a job asks for."""
+    """Return the columns of a table that a job asks for.
+
+    Columns chosen from a table without names are called by their places there, and found again by them.
+    """
     if job.columns is not None:
         table = select(table, job.columns)
-    return exclude(table, job.exclude)
+    table = exclude(table, job.exclude)
+    return table if job.columns is None and not job.exclude else table._replace(named=True)
 
 
 class Fitted(NamedTuple):
@@ -216,7 +221,7 @@ def fit_source(
     source: Source,
     job: Job,
     *,
-    fabric: Fabric,
+    fabric: Machine,
     weights: np.ndarray | None = None,
     seconds: float | None = None,
     folder: Path | None = None,
@@ -249,12 +254,15 @@ def fit_source(
             if folder is not None:
                 groundwork.save(folder, ground)
         elif event_of(ground.noise) != (len(columns.modelled),):
-            raise BrokenFile(f"The noise in '{folder}' is another run's: it has events of {event_of(ground.noise)}.")
+            where = GROUNDWORK if folder is None else folder / GROUNDWORK
+            raise BrokenFile(f"'{where}' is another run's: its noise has events of {event_of(ground.noise)}.")
         if seconds is not None:
             left = max(LEAST_SECONDS, seconds - (time.perf_counter() - began))
             job = replace(job, training=replace(job.training, seconds=TRAINING_SHARE * left))
         trial = _Trial(parts, job, ground, fabric, folder, resume, progress, dtype)
-        best, why = _best(trial, _affordable(seconds, began))
+        best, why = _best(
+            trial, _affordable(EVALUATIONS if len(parts.train) < MANY else MANY_EVALUATIONS, seconds, began)
+        )
         density = best.density.cpu().eval()
         bounds = _bounds(density, columns, len(parts.train) + _count(parts.validation), seed)
     said = dict(ground.said)
@@ -287,15 +295,18 @@ def divide(source: Source, test: float, seed: int, weights: np.ndarray | None = 
     order, first = order_of_rows(source.values, source.kept, seed)
     if weights is not None:
         counts = _of_order(source, weights)[order]
-        first = np.repeat(first, counts) & _is_first(counts)
-        order = np.repeat(order, counts)
+        group, order = np.repeat(first.cumsum(), counts), np.repeat(order, counts)
+        first = np.append(True, group[1:] != group[:-1])[: len(order)]
     n = len(order)
     if n < 2:
         raise DataError(f"A density needs at least 2 rows. Got {n}.")
-    together = first if first.mean() > 1 - COPIED else np.ones(n, dtype=bool)
+    together = first
+    if first.mean() <= 1 - COPIED:
+        order, first = _apart(order, first, seed)
+        together = np.ones(n, dtype=bool)
     starts = np.flatnonzero(together)
     tested = 0 if test == 0 else _boundary(starts, min(max(1, round(test * n)), n - 4), n)
-    distinct = int(first[tested:].sum())
+    distinct = int(together[tested:].sum())
     validated = 0
     if distinct >= FEW_ROWS:
         share = min(MOST_VALIDATION, round(VALIDATION * (n - tested)))
@@ -309,6 +320,10 @@ def divide(source: Source, test: float, seed: int, weights: np.ndarray | None = 
     columns = Columns.of(rows, source.names, source.words, source.whole, places)
     if not columns.modelled:
         raise DataError(f"No column of the {len(source.names)} varies: there is no density to fit.")
+    for column in columns.modelled:
+        low, high = column.numbers.low, column.numbers.high
+        if not math.isfinite(high - low):
+            raise DataError(f"Column '{column.name}' reaches from {low:.3g} to {high:.3g}: rescale it toward 1.")
 
     def part(low: int, high: int) -> EncodedRows | None:
         return EncodedRows(source.values, columns, order, at[low:high], seed) if high > low else None
@@ -318,6 +333,18 @@ def divide(source: Source, test: float, seed: int, weights: np.ndarray | None = 
     return Parts(training, part(tested, tested + validated), part(0, tested)), columns
 
 
+def _apart(order: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows in an order in which copies stand apart, and which of them is the last of its copies.
+
+    Beside each other they would go to one part together: it would have many rows of few kinds, the others none of them.
+    """
+    mixed = torch.randperm(len(order), generator=stream(seed, "copies apart")).numpy()
+    group = first.cumsum()[mixed]
+    last = np.zeros(len(order), dtype=bool)
+    last[len(order) - 1 - np.unique(group[::-1], return_index=True)[1]] = True
+    return order[mixed], last
+
+
 def _of_order(source: Source, weights: np.ndarray) -> np.ndarray:
     """Return the weights by the place in the table."""
     if source.kept is None:
@@ -325,12 +352,6 @@ def _of_order(source: Source, weights: np.ndarray) -> np.ndarray:
     found = np.zeros(len(source.values), dtype=weights.dtype)
     found[source.kept] = weights
     return found
-
-
-def _is_first(counts: np.ndarray) -> np.ndarray:
-    first = np.zeros(int(counts.sum()), dtype=bool)
-    first[np.concatenate([[0], counts.cumsum()[:-1]])] = True
-    return first
 
 
 def _boundary(starts: np.ndarray, wanted: int, n: int) -> int:
@@ -347,14 +368,14 @@ def _count(rows: RowSource | None) -> int:
     return 0 if rows is None else len(rows)
 
 
-def _affordable(seconds: float | None, began: float) -> Callable[[], int]:
+def _affordable(most: int, seconds: float | None, began: float) -> Callable[[], int]:
     """Return how many evaluations of the model there is time for, when it is asked."""
 
     def evaluations() -> int:
         if seconds is None:
-            return EVALUATIONS
+            return most
         left = seconds - (time.perf_counter() - began)
-        return int(np.clip(EACH_SECOND * left, LEAST_EVALUATIONS, EVALUATIONS))
+        return int(np.clip(EACH_SECOND * left, LEAST_EVALUATIONS, most))
 
     return evaluations
 
@@ -366,7 +387,7 @@ class _Trial:
     parts: Parts
     job: Job
     ground: groundwork.Groundwork
-    fabric: Fabric
+    fabric: Machine
     folder: Path | None
     resume: bool
     progress: bool | None
@@ -391,7 +412,7 @@ class _Trial:
                 ground.transform.to(device),
                 data=parts.train,
                 held_out=parts.held_out,
-                n=job.n_importance,
+                n=job.n_importance or DRAWS,
                 evaluations=evaluations,
                 generator=stream(job.training.seed, "log Z", device=device),
                 progress=self.progress,
@@ -546,7 +567,8 @@ def judge(table: TableDensity, parts: Parts, best: Fitted, job: Job) -> tuple[di
         failed=best.failed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MixingWarning)
+        for kind in (MixingWarning, WeightsWarning):  # the verdict says it
+            warnings.simplefilter("ignore", kind)
         _, draws = table.draw(SAMPLES, generator=stream(job.training.seed, "samples of the verdict"))
     result["samples"] = {"method": draws.method, "worth": draws.ess, "n": SAMPLES}
     result["samples"]["r_hat"] = None if math.isnan(draws.r_hat) else draws.r_hat

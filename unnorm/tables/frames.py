@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unnorm.data.tables import MISSING, Table, find, read, select
+from unnorm.data.tables import MISSING, TRUTHS, Table, find, read, select
 from unnorm.errors import DataError
 from unnorm.tables.columns import Columns
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
         words: the levels of each column of words, in their order.
         whole: columns that hold integers by their type.
         kept: the places of the rows without a missing cell; None where that is all of them.
-        named: whether the names came with the table.
+        named: whether the names came with the table, or tell which of its columns were chosen.
     """
 
     values: np.ndarray
@@ -225,7 +225,14 @@ def numbered(cells: np.ndarray, numbers: Mapping[Any, float]) -> np.ndarray:
     >>> numbered(np.array(["b", None, "c"], dtype=object), {"a": 0.0, "b": 1.0}).tolist()
     [1.0, nan, -1.0]
     """
-    return np.array([np.nan if cell is None else numbers.get(cell, -1.0) for cell in cells], dtype=np.float64)
+    known = {_word(word): number for word, number in numbers.items()}
+    return np.array([np.nan if cell is None else known.get(_word(cell), -1.0) for cell in cells], dtype=np.float64)
+
+
+def _word(cell: Any) -> str:
+    """Return a cell as a word; truth values are the same whether they are written out or not."""
+    text = str(cell)
+    return text.lower() if text.lower() in TRUTHS else text
 
 
 def _complete(values: np.ndarray, table: Table, drop_infinite: bool) -> np.ndarray | None:
@@ -264,17 +271,19 @@ def _complete(values: np.ndarray, table: Table, drop_infinite: bool) -> np.ndarr
 def matched(table: Table, columns: Columns, named: bool, what: str) -> tuple[np.ndarray, list[str]]:
     """Return new rows as numbers in the order of the fitted columns, and the columns that are not needed.
 
-    Columns are found by name where both tables name theirs, else by their place. A word that was not fitted is -1.
+    Columns are found by name where both tables name theirs, or one does and the other has all of its names; else by
+    their place. A word that was not fitted is -1.
 
     Args:
         table: new rows.
         columns: that were fitted.
-        named: whether the fitted table named its columns.
+        named: whether the fitted table named its columns, or some were chosen.
         what: the table, in words.
     """
     words = {column.name: column for column in columns.modelled if column.kind == "category"}
     needed = [name for name in columns.names if name not in columns.left_out]
-    if table.named and named:
+    names = {name for name in needed if name not in columns.constants}
+    if (table.named and named) or ((table.named or named) and names <= set(table.columns)):
         missing = [name for name in needed if name not in table.columns and name not in columns.constants]
         if missing:
             listed = ", ".join(f"'{name}'" for name in missing[:8]) + (", ..." if len(missing) > 8 else "")
@@ -286,7 +295,8 @@ def matched(table: Table, columns: Columns, named: bool, what: str) -> tuple[np.
                 f"{what} has {len(table.columns)} columns; the model was fitted on {len(columns.names)} "
                 f"({', '.join(columns.names[:8])}{', ...' if len(columns.names) > 8 else ''})."
             )
-        table, extra = table._replace(columns=columns.names, texts=_renamed(table, columns.names)), []
+        texts, said = _renamed(table, table.texts, columns.names), _renamed(table, table.words, columns.names)
+        table, extra = table._replace(columns=columns.names, texts=texts, words=said), []
     n = len(table.values)
     rows = np.zeros((n, len(columns.names)))
     for place, name in enumerate(columns.names):
@@ -306,8 +316,8 @@ def matched(table: Table, columns: Columns, named: bool, what: str) -> tuple[np.
     return rows, extra
 
 
-def _renamed(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
-    return {new: table.texts[old] for old, new in zip(table.columns, names, strict=True) if old in table.texts}
+def _renamed(table: Table, by_name: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {new: by_name[old] for old, new in zip(table.columns, names, strict=True) if old in by_name}
 
 
 def restored(rows: np.ndarray, columns: Columns, frame: str) -> Any:

@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm.data.images import ImageData, LabelledImages, image_data
+from unnorm.device import Machine
 from unnorm.images import Coordinates, bridged, coordinates, fast, looking, stepwise
 from unnorm.ledger import key_of
 from unnorm.models import Tilted
@@ -53,7 +53,7 @@ class Problem:
 
     size: Size
     folder: Path
-    fabric: Fabric
+    fabric: Machine
     root: Path | None = None
     download: bool = False
     _where: dict[str, Coordinates] = field(default_factory=dict)

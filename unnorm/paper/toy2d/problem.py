@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unnorm.data.toy import Toy, toy
+from unnorm.data.toys import Toy, toy
 from unnorm.metrics import frechet, median_bandwidth, mmd
 from unnorm.noise import Gaussian
 from unnorm.paper.toy2d.spec import Size

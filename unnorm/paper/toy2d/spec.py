@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unnorm.data.toy import TOYS
+from unnorm.data.toys import TOYS
 
 __all__ = ["DATA", "METHODS", "PAPER_RATES", "SIZES", "STYLES", "TABLES", "Method", "Size", "Table"]
 

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unnorm import loop, replicas
+from unnorm.device import fabric_for
 from unnorm.errors import HealthWarning
 from unnorm.estimators import (
     ENCE,
@@ -186,7 +186,7 @@ class Stack:
         """Seconds of a step of one run alone, by `train`: the first with the least rate, which does not diverge."""
         run = min(self.runs(size), key=lambda run: run.lr)
         problem = _problem(run.data, run.seed, size)
-        fabric = Fabric(accelerator="cuda" if device == "cuda" else "cpu", devices=1)
+        fabric = fabric_for("cuda" if device == "cuda" else "cpu")
 
         def seconds(steps: int) -> float:
             estimator = self.estimator(copy.deepcopy(problem.noise), METHODS[run.method].gamma)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unnorm.data.toy import toy
+from unnorm.data.toys import toy
 from unnorm.errors import InvalidValue
 from unnorm.ledger import Ledger, key_of
 from unnorm.names import choose, unknown
