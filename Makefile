@@ -21,6 +21,7 @@ slow: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/efficiency.py
 	$(BIN)/python benchmarks/ladder.py

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[1]
 
 # From the left to the right of the design page: a module may import only those before it.
 ORDER = [
-    "errors", "names", "trend", "types", "randomness", "streams", "diagnostics", "autocast", "device", "progress", "data", "noise",
-    "models", "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health", "loop", "replicas",
-    "bridges", "partition", "architecture", "archive", "draws", "density", "metrics", "settings", "folders",
-    "groundwork", "tables", "plots", "images", "ledger", "processes", "points", "report", "jobs", "diagnosis", "paper",
-    "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli", "__main__",
+    "errors", "names", "trend", "types", "randomness", "streams", "diagnostics", "autocast", "device", "progress",
+    "data", "noise", "models", "samplers", "estimators", "optim", "iterates", "training", "checkpoint", "health",
+    "loop", "replicas", "bridges", "partition", "architecture", "archive", "draws", "density", "metrics",
+    "settings", "folders", "groundwork", "tables", "plots", "images", "ledger", "processes", "points", "report",
+    "jobs", "diagnosis", "paper", "sklearn", "pyod", "anomalies", "terminal", "studies", "detect", "cli",
+    "__main__",
 ]  # fmt: skip
 
 
