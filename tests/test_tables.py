@@ -142,7 +142,7 @@ class TestColumns:
         values = np.r_[np.zeros(50), np.random.RandomState(0).exponential(size=50)]
         found = column_of(values)
         assert found.spikes.tolist() == [0.0]
-        np.testing.assert_array_equal(found.rounded(np.array([0.2 * found.step, -0.4 * found.step, 0.5])), [0, 0, 0.5])
+        np.testing.assert_array_equal(found.rounded(np.array([0.2 * found.step, -1.4 * found.step, 0.5])), [0, 0, 0.5])
 
     def test_flags_are_one_category(self):
         rng = np.random.default_rng(0)
@@ -347,13 +347,6 @@ class TestSamples:
         drawn = unnorm.fit(frame, **QUICK).sample(5000, random_state=0)
         for name in frame:
             assert set(np.round(drawn[name], 9)) <= set(np.round(frame[name], 9))
-
-    def test_zeros_of_a_column_with_many(self):
-        rng = np.random.default_rng(0)
-        x = np.c_[np.where(rng.uniform(size=1000) < 0.6, 0.0, rng.gamma(2.0, 1.0, 1000)), rng.normal(size=1000)]
-        drawn = unnorm.fit(x).sample(5000, random_state=0)
-        assert abs((drawn[:, 0] == 0).mean() - (x[:, 0] == 0).mean()) < 0.06
-        assert (drawn[:, 0] > 0).mean() > 0.3
 
     def test_every_sample_takes_a_state_or_a_generator(self):
         density = unnorm.fit(continuous(), **QUICK)

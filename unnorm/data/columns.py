@@ -13,6 +13,7 @@ MOST_STEPS = 10**6
 LARGEST_INTEGER = 2.0**40
 LEAST_REPEATED, REPEATED_SHARE = 10, 0.02  # rows, and share of rows, with one value: more are no chance
 SPIKE_WIDTH = 1e-3  # of the range of a column that repeats values which lie on no lattice
+SNAPPED = 1.5  # of these widths: a draw so near a spike is one of its value
 COARSE = 0.1  # of the quartiles' distance: a step of more is one within which a density changes
 MOST_SINGLES, SINGLE_SHARE = 3, 0.01  # values that occur once, in a discrete column: at most three, or 1% of the rows
 
@@ -61,7 +62,7 @@ class Column:
         if not len(self.spikes):
             return x
         near = self.spikes[np.searchsorted((self.spikes[1:] + self.spikes[:-1]) / 2, x)]
-        return np.where(np.abs(x - near) <= self.step / 2, near, x)
+        return np.where(np.abs(x - near) <= SNAPPED * self.step, near, x)
 
     @property
     def cells(self) -> int:
