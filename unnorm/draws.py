@@ -30,7 +30,7 @@ MOST_NUMBERS = 2**21  # numbers of noise draws held at once
 PILOT, LONGEST_PILOT = 10_000, 500_000  # noise draws that show what the weights are like
 PILOT_ESS = 2.0 * LEAST_ESS  # effective draws that a pilot should have
 SPARE = 10  # effective draws for each that is chosen, so that choosing hardly favours the heavy ones
-MOST_FOR_EACH = 2000  # draws of the noise for one that is kept: chains are cheaper beyond
+MOST_FOR_EACH = 500  # draws of the noise for one that is kept: chains are cheaper beyond
 
 
 EXACT = {

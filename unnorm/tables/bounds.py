@@ -10,6 +10,7 @@ from unnorm.tables.columns import Columns
 __all__ = ["Bounds"]
 
 ROUNDS, CLOSE, DAMPING = 100, 1e-6, 0.7
+LEAST_MASS = 0.02  # within the ranges
 
 
 class Bounds(NamedTuple):
@@ -74,7 +75,7 @@ class Bounds(NamedTuple):
                 break
         weights = np.exp(_summed(outside, log_weights))
         mass = float(shares @ weights)
-        if mass <= 0:  # a density that lies elsewhere altogether is left as it is, and not to be trusted
+        if not mass > LEAST_MASS:  # a density that lies elsewhere is left as it is, and not to be trusted
             return cls(low, high, np.zeros(len(low)), 0.0, math.inf)
         error = math.sqrt(max(float(shares @ weights**2) - mass**2, 0.0) / worth) / mass
         return cls(low, high, log_weights, math.log(mass), error)

@@ -58,7 +58,7 @@ IN_MEMORY = 2**23  # numbers of the training rows that are held ready
 EVALUATIONS, MANY_EVALUATIONS = 100_000, 1_000_000  # of the model for log Z, for few and many rows
 EACH_SECOND, LEAST_EVALUATIONS = 20_000, 4_000  # where there are seconds to keep to
 TRAINING_SHARE, LEAST_SECONDS = 0.6, 0.05  # of the seconds that are left when the noise is there
-BOUND_DRAWS, CHAIN_DRAWS, LEAST_SHARE = 20_000, 10_000, 0.05  # weighted draws that find the bounds, if so many count
+BOUND_DRAWS, CHAIN_DRAWS, LEAST_SHARE = 20_000, 2_000, 0.02  # weighted draws that find the bounds, if so many count
 SAMPLES = 1000  # that tell what samples are worth
 TOLD, TOLD_OF_CELLS, TESTED = 10_000, 200, 5000  # training rows whose likelihood is reported, and held-out rows
 BETTER = 1.0  # standard errors by which bridges must be better on validation rows
@@ -574,7 +574,7 @@ def judge(table: TableDensity, parts: Parts, best: Fitted, job: Job) -> tuple[di
     result["samples"]["r_hat"] = None if math.isnan(draws.r_hat) else draws.r_hat
     doubts = [*density.doubts]
     if not math.isfinite(table.bounds.stderr):
-        doubts.append("no draw of the density lies within the range of the columns")
+        doubts.append("hardly any of the density lies within the ranges of the columns")
     verdict = Verdict(
         judge_log_z(density.log_zs, doubts, density.unchecked, density.not_ruled_out),
         fit,
