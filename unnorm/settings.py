@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from unnorm.errors import InvalidValue
@@ -140,8 +141,9 @@ class Job:
             if self.tracker not in (None, "ema"):
                 raise InvalidValue(f"The schedule 'pl' sets the gamma of the tracker 'ema'. Got '{self.tracker}'.")
         self._check_bridges()
-        # What the parts refuse, they refuse before any data are read.
-        self.build_model(2, Gaussian(2)), self.build_estimator(Gaussian(2))
+        # What the parts refuse, they refuse before any data are read; layers draw from torch's own generator.
+        with torch.random.fork_rng(devices=[]):
+            self.build_model(2, Gaussian(2)), self.build_estimator(Gaussian(2))
 
     def _check_bridges(self) -> None:
         if self.bridges not in ("auto", "none") and not (self.bridges.isdecimal() and int(self.bridges) >= 1):

@@ -224,9 +224,7 @@ class EnergyDensity(DensityMixin, _Table):
         frame = kind_of_frame(X)
         if not frame:
             x = validate_data(self, _numbers(X), dtype=np.float64, ensure_min_samples=2)
-            names = tuple(
-                str(name) for name in getattr(self, "feature_names_in_", map("x{}".format, range(x.shape[1])))
-            )
+            names = tuple(map(str, getattr(self, "feature_names_in_", range(x.shape[1]))))
             return Source(x, names, {}, (), None, False), ""
         validate_data(self, _numbers(X), skip_check_array=True)
         if len(X) < 2:

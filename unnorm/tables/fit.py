@@ -133,9 +133,10 @@ def fit(
     read = source_of(chosen(table_of(table), job))
     if read.dropped:
         warnings.warn(read.left_out(), UserWarning, stacklevel=2)
-    fitted = fit_source(
-        read, job, fabric=fabric_for(device), seconds=max_time, frame=kind_of_frame(table), progress=progress
-    ).density
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw from its own generator before they are initialised
+        fitted = fit_source(
+            read, job, fabric=fabric_for(device), seconds=max_time, frame=kind_of_frame(table), progress=progress
+        ).density
     fitted.columns.warn()
     fitted.warn_of_doubts()
     return fitted
@@ -317,7 +318,8 @@ def divide(source: Source, test: float, seed: int, weights: np.ndarray | None = 
     rows = source.values if everything else source.values[own]
     fresh = first[tested:]
     places = None if fresh.all() else (own[fresh] if everything else np.flatnonzero(fresh))
-    columns = Columns.of(rows, source.names, source.words, source.whole, places)
+    with np.errstate(over="ignore"):  # said below
+        columns = Columns.of(rows, source.names, source.words, source.whole, places)
     if not columns.modelled:
         raise DataError(f"No column of the {len(source.names)} varies: there is no density to fit.")
     for column in columns.modelled:

@@ -361,5 +361,5 @@ def cells_of(rows: np.ndarray, columns: Columns) -> list[tuple[str, np.ndarray]]
 
 def kind_of_frame(table: Any) -> str:
     """Return "pandas", "polars", or "" for what is no data frame of these."""
-    module = type(table).__module__.split(".")[0]
-    return module if module in ("pandas", "polars") and hasattr(table, "columns") else ""
+    module, kind = type(table).__module__.split(".")[0], type(table).__name__
+    return module if module in ("pandas", "polars") and kind == "DataFrame" else ""
