@@ -56,7 +56,8 @@ def run(
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")
     _keep_the_winner(out)
     messages = [source.left_out()] if source.dropped else []
-    result: dict[str, Any] = {"data": Path(job.data).name, "messages": messages + density.columns.messages()}
+    messages += density.columns.messages() + density.result["warned"]
+    result: dict[str, Any] = {"data": Path(job.data).name, "messages": messages}
     result |= density.result
     if truth is not None and finished.parts.test is not None:
         result["truth"] = _beside(truth, finished)

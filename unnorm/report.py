@@ -21,17 +21,17 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     [('test NLL', '2.8500 ± 0.0100 nats')]
     """
     lines = []
+    others = {"validation": "validation NLL", "test and validation": "held-out NLL"}
+    held = others.get(str(result.get("judged_on")), "test NLL")
     if result.get("test_nll") is not None:
-        others = {"validation": "validation NLL", "test and validation": "held-out NLL"}
-        name = others.get(str(result.get("judged_on")), "test NLL")
-        lines.append((name, f"{result['test_nll']:.4f} ± {_number(result.get('test_stderr'))} nats"))
+        lines.append((held, f"{result['test_nll']:.4f} ± {_number(result.get('test_stderr'))} nats"))
     if result.get("truth"):
         truth = result["truth"]
         lines.append(("the truth's NLL (entropy)", f"{truth['entropy']:.4f} nats"))
         lines.append(
             ("above the truth, same points", f"{truth['excess']:.4f} ± {_number(truth['excess_stderr'])} nats")
         )
-    for key, name in (("train_nll", "train NLL"), ("noise_nll", "test NLL of the noise alone")):
+    for key, name in (("train_nll", "train NLL"), ("noise_nll", f"{held} of the noise alone")):
         if result.get(key) is not None:
             lines.append((name, f"{result[key]:.4f} nats"))
     if result.get("rows", {}).get("dropped"):

@@ -192,15 +192,16 @@ def judge_fit(
     """
     if failed:
         return Part("DISTRUST", f"training was given up, and the noise alone is the density: {failed.rstrip('.')}")
+    told = [f"the health monitor warned ({line.split(':')[0].lower()})" for line in warned]
     if not wholly_finite or (gain is not None and not math.isfinite(gain)):
-        return Part("DISTRUST", "some held-out row has no finite log density")
+        return Part("DISTRUST", "; ".join(["some held-out row has no finite log density", *told]))
     said = "no rows were held out, so the gain over the noise is not known"
     if gain is not None:
         noun = "row" if rows == 1 else "rows"
         known = f" ± {error:.3f}" if math.isfinite(error) else ""
         said = f"{gain:+.3f}{known} nats a row over its noise, on {rows:,} held-out {noun}"
         if gain < -max(ERRORS * error, ROUNDING):
-            return Part("DISTRUST", f"the model is worse than its noise: {said}")
+            return Part("DISTRUST", "; ".join([f"the model is worse than its noise: {said}", *told]))
     care = [f"{rows} held-out rows say little"] if gain is not None and rows < LEAST_ROWS_TO_JUDGE else []
     care += ["that is too few rows to hold any out"] if gain is None else []
     state = "training had stopped improving"
@@ -215,8 +216,7 @@ def judge_fit(
         care += [state]
     elif gain is not None and abs(gain) <= error:
         state += ", and the noise fits as well"
-    care += [f"the health monitor warned ({line.split(':')[0].lower()})" for line in warned]
-    care += list(problems)
+    care += [*told, *problems]
     reasons = [one for one in care if one != state]
     return Part("CARE" if care else "TRUST", "; ".join([said, state, *reasons]))
 

@@ -582,7 +582,7 @@ def judge(table: TableDensity, parts: Parts, best: Fitted, job: Job) -> tuple[di
         fit,
         judge_samples(draws.how(), SAMPLES, draws.ess, draws.r_hat),
     )
-    result["health"], result["failed"] = list(history.warnings), best.failed
+    result["health"], result["warned"], result["failed"] = list(history.warnings), warned, best.failed
     for name in ("log_u", "log_z"):
         if history[name] and history.kept_step is None:  # another iterate's says nothing of the one that is kept
             result[f"training_{name}"] = history[name][-1]
