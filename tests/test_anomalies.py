@@ -251,7 +251,7 @@ class TestCommand:
         path = tmp_path / "k.csv"
         np.savetxt(path, np.c_[values[:, :2], np.full(300, 3.0)], delimiter=",", header="a,b,k", comments="")
         assert unnorm("anomalies", path, "--out", tmp_path / "out") == 0
-        assert "1 of 3 columns are constant and are left out: k." in capsys.readouterr().err
+        assert "1 of 3 columns is constant and left out: k." in capsys.readouterr().err
         assert not any("k (" in row["because"] for row in ranked(tmp_path / "out"))
 
     def test_rows_without_a_label_can_be_left_out(self, table, tmp_path, capsys):

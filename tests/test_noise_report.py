@@ -252,7 +252,7 @@ class TestDensity:
         found = json.loads(capsys.readouterr().out)["noise"]
         assert found["limit"] == pytest.approx(math.log(4000))
         assert (found["n"], found["certified"]) == (4000, True)
-        assert found["how"] == "the model at 30 rows"
+        assert found["how"] == "the model at 84 rows"
         result = json.loads((tmp_path / "run" / "result.json").read_text())
         gain = result["noise_nll"] - result["test_nll"]  # the same KL, with the run's own log Z
         assert abs(found["kl"] - gain) < 0.05

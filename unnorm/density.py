@@ -233,6 +233,20 @@ class Density(nn.Module):
             self._grid = evaluate(self.model, self.box, CELLS[self.event[0]], like=self._like())
         return self._grid
 
+    def mass_by_cells(self) -> tuple[Tensor, Tensor] | None:
+        """Return points all over the space, in the user's units, and the share of the mass at each.
+
+        They are the cells of the grid in one and two dimensions; None above.
+        """
+        if not self._has_grid():
+            return None
+        grid = self._fine_grid()
+        cells = torch.arange(grid.log_p.numel(), device=grid.log_p.device)
+        place = torch.stack(torch.unravel_index(cells, grid.log_p.shape), -1)
+        with torch.no_grad():
+            points = self.transform.inverse(grid.centres(place.double()))
+        return points, torch.softmax(grid.log_p.flatten().double(), 0)
+
     def _sample_grid(self, n: int, generator: torch.Generator | None) -> Tensor:
         grid = self._fine_grid()
         probabilities = torch.softmax(grid.log_p.flatten(), 0)

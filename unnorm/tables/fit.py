@@ -506,8 +506,11 @@ def _flatten(model: nn.Module) -> None:
 
 def _bounds(density: Density, columns: Columns, n: int, seed: int) -> Bounds:
     """Find the bounds by weighted draws of the noise where these can be believed, else by draws of the density."""
+    if (cells := density.mass_by_cells()) is not None:
+        points, shares = cells
+        return Bounds.of(columns, n, points.numpy(), shares.numpy(), math.inf)
     generator, first = stream(seed, "bounds"), density.log_zs.get("importance")
-    if first is not None and believable(first) and first.ess > LEAST_SHARE * first.n and len(columns.modelled) > 2:
+    if first is not None and believable(first) and first.ess > LEAST_SHARE * first.n:
         with torch.no_grad():
             z, log_w = log_weights(density.model, density.noise, BOUND_DRAWS, generator=generator)
             x, shares = density.transform.inverse(z.double()).numpy(), torch.softmax(log_w.double(), 0)
