@@ -14,10 +14,9 @@ from torch import nn
 from unnorm import MLP, Density, Gaussian, Quadratic, Tilted, from_distribution
 from unnorm.archive import digest
 from unnorm.data import Standardize
-from unnorm.diagnostics import effective_sample_size, pareto_khat, verdict
+from unnorm.diagnostics import effective_sample_size, pareto_khat
 from unnorm.errors import BrokenFile, InvalidValue, MixingWarning, WeightsWarning
 from unnorm.partition import bounding_box, grid, importance
-from unnorm.types import LogZ
 
 
 def quadratic(dim, seed=0):
@@ -141,59 +140,6 @@ class TestDiagnostics:
     def test_degenerate_weights_never_look_good(self, log_w):
         assert pareto_khat(log_w) >= 0.7
 
-    good = LogZ(1.0, 0.003, 40_000.0, 0.1, "importance", 200_000)
-    on_grid = LogZ(1.002, 1e-6, math.nan, math.nan, "grid", 1000)
-    both = LogZ(1.0, 0.02, 600.0, math.nan, "bracket", 800)
-    bad = good._replace(khat=2.0)
-
-    @pytest.mark.parametrize(
-        ("log_z", "numbers", "level", "reason"),
-        [
-            ({"importance": good}, {}, "TRUST", "log Z is known to 0.003"),
-            ({"importance": good, "grid": on_grid}, {}, "TRUST", "importance sampling agrees within 0.0020 ± 0.0030"),
-            ({"importance": good._replace(khat=0.9)}, {}, "DISTRUST", "Pareto k is 0.90"),
-            ({"importance": good._replace(khat=math.inf)}, {}, "DISTRUST", "Pareto k is inf"),
-            ({"importance": good._replace(khat=math.nan)}, {}, "DISTRUST", "Pareto k is nan"),
-            (
-                {"importance": good._replace(khat=0.9), "grid": on_grid},
-                {},
-                "TRUST",
-                "importance sampling cannot check it",
-            ),
-            ({"importance": good._replace(stderr=0.1)}, {}, "CARE", "known only to 0.1"),
-            ({"importance": good._replace(stderr=2.0)}, {}, "DISTRUST", "known only to 2"),
-            ({"importance": good._replace(ess=20.0)}, {}, "DISTRUST", "only 20 effective draws of 200000"),
-            ({"importance": good._replace(value=math.nan)}, {}, "DISTRUST", "is nan"),
-            ({"importance": good._replace(value=1.03), "grid": on_grid}, {}, "CARE", "differ by 0.028"),
-            ({"importance": good._replace(value=3.0), "grid": on_grid}, {}, "DISTRUST", "differ by 1.998"),
-            ({"importance": good, "grid": on_grid._replace(stderr=0.2)}, {}, "CARE", "known only to 0.2"),
-            ({"importance": bad, "ais": good._replace(method="ais")}, {}, "TRUST", "by annealed importance sampling"),
-            ({"importance": bad, "bracket": both}, {}, "TRUST", "from both ends, 600 of 800 where they meet"),
-            ({"importance": bad, "bracket": both._replace(ess=50.0)}, {}, "DISTRUST", "only 50 effective draws of 800"),
-            (
-                {"importance": good._replace(ess=3.0, stderr=0.6), "grid": on_grid},
-                {},
-                "TRUST",
-                "known to 1e-06 nats by a grid",
-            ),
-            ({"importance": good}, {"test_nll": math.nan}, "DISTRUST", "the test NLL is nan"),
-            ({"importance": good}, {"test_nll": 3.0, "discrete": 2}, "CARE", "2 columns repeat values"),
-            ({"importance": good}, {"test_nll": 3.0, "test_rows": 4}, "CARE", "4 test rows say little"),
-            ({"importance": good, "grid": on_grid._replace(stderr=math.inf)}, {}, "DISTRUST", "may be infinite"),
-            ({"importance": good}, {"test_nll": 3.0, "noise_nll": 2.9, "gain_stderr": 0.04}, "CARE", "worse than its"),
-            ({"importance": good}, {"test_nll": 3.0, "train_nll": 2.0, "noise_nll": 9.0}, "CARE", "overfits"),
-            ({"importance": good}, {"test_nll": 3.0, "noise_nll": 30.0}, "CARE", "more than log n = 12.2"),
-        ],
-    )
-    def test_verdict(self, log_z, numbers, level, reason):
-        found = verdict(log_z, numbers)
-        assert found.level == level
-        assert reason in found.line()
-
-    def test_what_the_ladder_doubts_is_distrusted(self):
-        found = verdict({"importance": self.good}, {}, (), ["the noise misses mass"])
-        assert found == ("DISTRUST", ("log Z cannot be believed: the noise misses mass",))
-
 
 class TestDensity:
     def test_integrates_to_one_in_the_users_units(self, tilted):
@@ -266,7 +212,7 @@ class TestDensity:
         q = Gaussian(3)
         density = Density.normalise(Tilted(q, Shift()), q, generator=torch.Generator().manual_seed(0))
         found = density.draws(4000, generator=torch.Generator().manual_seed(1))
-        assert (found.method, found.ess) == ("resampled", 4000)
+        assert (found.method, found.ess) == ("rejection", 4000)
         assert len(found.x.unique(dim=0)) == 4000
         error = 4 / 4000**0.5
         assert (found.x.mean(0) - torch.tensor([0.7, 0.0, 0.0])).abs().max() < error

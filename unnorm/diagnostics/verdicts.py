@@ -214,7 +214,7 @@ def judge_fit(
     elif trend.overfitted:
         state = f"training overfitted after the step that was kept (by {trend.rose:.3f} ± {trend.rose_error:.3f} nats)"
         care += [state]
-    elif gain is not None and abs(gain) <= error:
+    elif gain is not None and abs(gain) <= max(error, ROUNDING):
         state += ", and the noise fits as well"
     care += [*told, *problems]
     reasons = [one for one in care if one != state]
