@@ -258,10 +258,14 @@ def score(
         values, error = log_probs(density.log_prob, plain_rows(data, key=key)).numpy(), density.log_z.stderr
     missing, finite = int(np.isnan(values).sum()), values[np.isfinite(values)]
     if missing:
-        _say(f"{missing:,} of {len(values):,} rows have a missing cell: their log density is nan.")
+        verb, whose = ("has", "its") if missing == 1 else ("have", "their")
+        _say(f"{missing:,} of {len(values):,} rows {verb} a missing cell: {whose} log density is nan.")
     if broken := len(values) - missing - len(finite):
         place = int(np.flatnonzero(~np.isfinite(values) & ~np.isnan(values))[0])
-        _say(f"warning: {broken} rows have no finite log density, the first is row {place + 1}.")
+        which = f"1 row has no finite log density, row {place + 1}"
+        if broken > 1:
+            which = f"{broken:,} rows have no finite log density, the first is row {place + 1}"
+        _say(f"warning: {which}.")
     nll = -float(finite.mean()) if len(finite) else float("nan")
     spread = float(finite.std(ddof=1) / len(finite) ** 0.5) if len(finite) > 1 else None
     stderr = None if spread is None else (spread**2 + error**2) ** 0.5

@@ -42,6 +42,9 @@ def run(
     fabric = fabric_for(job.device, job.precision)
     source, truth = read_source(job)
     config = _config(job, source)
+    divided = divide(
+        source, job.test, job.training.seed
+    )  # what is wrong with the table is said before a folder is made
     if resume:
         _check_same_data(config, out)
         trained = any((folder / CHECKPOINT).exists() for folder in (out, *(out / stage for stage in STAGES)))
@@ -50,7 +53,7 @@ def run(
     else:
         claim(out, force, sealed(config))
     with _settled(config, out):
-        finished = fit_source(source, job, fabric=fabric, folder=out, resume=resume, progress=progress)
+        finished = fit_source(source, job, fabric=fabric, divided=divided, folder=out, resume=resume, progress=progress)
     density = finished.density
     if not math.isfinite(density.log_z.value):
         raise NonFiniteObjective(f"log Z is {density.log_z.value}: training diverged. Lower the learning rate.")

@@ -243,9 +243,11 @@ class TableDensity:
             raise BrokenFile(f"'{path / TABLE}' belongs to another density than the one beside it.")
         try:
             columns, bounds = Columns.from_plain(facts["columns"]), Bounds.from_plain(facts["bounds"])
-        except (KeyError, TypeError, ValueError) as problem:
-            raise BrokenFile(f"'{path / TABLE}' does not describe the columns of a table: {problem}") from problem
-        verdict = Verdict.from_plain(facts["verdict"])
+            verdict = Verdict.from_plain(facts["verdict"])
+            if not isinstance(facts["result"], dict):
+                raise TypeError("its result is no set of numbers")
+        except (BrokenFile, KeyError, TypeError, ValueError) as problem:
+            raise BrokenFile(f"'{path / TABLE}' does not describe a density of a table: {problem}") from problem
         frame, named, result = str(facts["frame"]), bool(facts["named"]), dict(facts["result"])
         return cls(density, columns, bounds, verdict=verdict, result=result, frame=frame, named=named)
 

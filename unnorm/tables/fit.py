@@ -224,6 +224,7 @@ def fit_source(
     *,
     fabric: Machine,
     weights: np.ndarray | None = None,
+    divided: "tuple[Parts, Columns] | None" = None,
     seconds: float | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -237,6 +238,7 @@ def fit_source(
         job: how to fit; `job.test` is the share of the rows to judge on, `job.training.seed` the seed.
         fabric: device and precision.
         weights: how many rows each row of `source.kept` counts as.
+        divided: the rows, where they have been divided already.
         seconds: for all of it, about.
         folder: for checkpoints.
         resume: continue from the checkpoints in the folder.
@@ -244,7 +246,7 @@ def fit_source(
         progress: a bar; None shows it on a terminal.
     """
     began, seed = time.perf_counter(), job.training.seed
-    parts, columns = divide(source, job.test, seed, weights)
+    parts, columns = divide(source, job.test, seed, weights) if divided is None else divided
     job = job.for_table(len(parts.train), len(columns.modelled))
     transform = Compose([robust_scale(_some(parts.train, SCALED_ROWS)), LogTails()])
     dtype = torch.float64 if job.precision == "64" else torch.float32
