@@ -233,6 +233,8 @@ class TestDensity:
         truth = 2 * math.log(2 * math.pi) + math.log(2)
         blind = Density.normalise(Two(), noise, n=20_000, generator=generator)
         assert abs(blind.log_z.value - (truth - math.log(2))) < 4 * blind.log_z.stderr
+        assert blind.unchecked
+        assert not blind.climb.trusted
         with pytest.warns(WeightsWarning, match="log Z cannot be believed"):
             seeing = Density.normalise(Two(), noise, held_out=rows, n=20_000, generator=generator)
         assert seeing.doubts
@@ -325,6 +327,13 @@ class TestFiles:
         density.log_zs = {"importance": density.log_zs["importance"]._replace(khat=math.inf)}
         density.save(tmp_path)
         assert Density.load(tmp_path).log_zs["importance"].khat == math.inf
+
+    def test_what_rows_said_survives_the_files(self, tilted, tmp_path):
+        density = Density.normalise(tilted, tilted.noise, n=1000)
+        density.unchecked, density.not_ruled_out = "no rows were given", 0.03
+        density.save(tmp_path)
+        loaded = Density.load(tmp_path)
+        assert (loaded.unchecked, loaded.not_ruled_out) == ("no rows were given", 0.03)
 
     def test_a_foreign_module_is_given_at_load(self, tmp_path):
         model, q = Foreign(), from_distribution(td.Normal(torch.zeros(3), torch.ones(3)))

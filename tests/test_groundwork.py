@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from tests.test_cli import SMALL, points, table, unnorm
 from unnorm import Density, Gaussian, TableDensity, Training, groundwork
@@ -26,6 +27,8 @@ from unnorm.models import MLP, Bridged, Quadratic, Tilted
 from unnorm.noise import SplineFlow
 from unnorm.noise import fit as fit_noise
 from unnorm.settings import ESTIMATORS, Job
+from unnorm.tables.fit import divide
+from unnorm.tables.frames import source_of, table_of
 
 KINDS = ["gaussian", "gaussian-diagonal", "gaussian-low-rank", "copula", "mixture", "smoothed", "uniform"]
 FAST = ["--hidden", "16,16", "--steps", "40", "--n-importance", "2000"]
@@ -428,6 +431,16 @@ class TestResume:
         assert unnorm("fit", "--resume", "run") == 0
         assert Path("run/model.safetensors").read_bytes() == (bridged / "model.safetensors").read_bytes()
 
+    @pytest.mark.parametrize("stage", ["plain", "bridges"])
+    def test_killed_in_one_of_two_trials_without_its_groundwork(self, bridged, stage, capsys):
+        """A run that tries both trains in folders of their own: their checkpoints tell of training too."""
+        shutil.copytree(bridged, "run")
+        Path("run", GROUNDWORK).unlink()
+        Path("run", stage).mkdir()
+        Path("run/checkpoint.safetensors").rename(Path("run", stage, "checkpoint.safetensors"))
+        assert unnorm("fit", "--resume", "run") == 2
+        assert f"'run/{GROUNDWORK}' is missing" in capsys.readouterr().err
+
     def test_force_forgets_the_old_groundwork(self, bridged, monkeypatch, capsys):
         """Killed while the new noise is fitted and resumed: the noise is the new one, not what the old run left."""
         shutil.copytree(bridged, "run")
@@ -459,6 +472,44 @@ class TestResume:
         assert GROUNDWORK in captured.err
         assert captured.err.count("\n") == 1
         assert {file: file.read_bytes() for file in Path("run").iterdir()} == before
+
+
+class TestDivision:
+    """Which rows are trained on, where rows are copies of others or have weights."""
+
+    def parts(self, rows, seed, weights=None, test=0.1):
+        return divide(source_of(table_of(rows)), test, seed, weights)[0]
+
+    def test_copies_of_a_discrete_table_go_to_all_parts(self):
+        """Each part is a sample of the four values: chi-squared of each, summed over seeds, at its 99.9% point."""
+        rows = np.random.default_rng(0).choice(4, (1000, 1), p=[0.4, 0.3, 0.2, 0.1]).astype(float)
+        shares = np.bincount(rows[:, 0].astype(int)) / len(rows)
+        statistics = {"train": 0.0, "validation": 0.0, "test": 0.0}
+        for seed in range(10):
+            parts = self.parts(rows, seed)
+            assert [len(parts.train), len(parts.validation), len(parts.test)] == [720, 180, 100]
+            for name in statistics:
+                found = getattr(parts, name).rows()[:, 0].astype(int)
+                expected = len(found) * shares
+                spread = ((np.bincount(found, minlength=4) - expected) ** 2 / expected).sum()
+                statistics[name] += spread / (1 - len(found) / len(rows))  # drawn without replacement
+        assert max(statistics.values()) < stats.chi2(3 * 10).ppf(0.999)
+
+    def test_no_row_is_lost_or_made(self):
+        rows = np.random.default_rng(1).integers(0, 3, (500, 2)).astype(float)
+        parts = self.parts(rows, 3)
+        together = np.concatenate([part.rows() for part in (parts.train, parts.validation, parts.test)])
+        np.testing.assert_array_equal(together[np.lexsort(together.T)], rows[np.lexsort(rows.T)])
+
+    def test_rows_that_count_as_none(self):
+        """Wherever they stand in the order, the last place included, the others are divided as if they were not there."""
+        rows = np.random.default_rng(2).normal(size=(50, 2))
+        counts = np.full(50, 2)
+        counts[0] = 0
+        for seed in range(100):
+            found, expected = self.parts(rows, seed, counts, 0.0), self.parts(rows[1:], seed, counts[1:], 0.0)
+            for name in ("train", "validation"):
+                np.testing.assert_array_equal(getattr(found, name).rows(), getattr(expected, name).rows())
 
 
 class TestNormalised:

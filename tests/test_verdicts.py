@@ -44,6 +44,42 @@ class TestLogZ:
         found = judge_log_z(log_z)
         assert (found.level, reason in found.text) == (level, True), found
 
+    @pytest.mark.parametrize(
+        ("changes", "level"),
+        [
+            ({"stderr": 0.05}, "TRUST"),
+            ({"stderr": 0.0501}, "CARE"),
+            ({"stderr": 0.5}, "CARE"),
+            ({"stderr": 0.501}, "DISTRUST"),
+            ({"khat": 0.699}, "TRUST"),
+            ({"khat": 0.7}, "DISTRUST"),
+            ({"ess": 100.0}, "TRUST"),
+            ({"ess": 99.9}, "DISTRUST"),
+            ({"stderr": math.inf}, "DISTRUST"),
+        ],
+        ids=str,
+    )
+    def test_borders(self, changes, level):
+        assert judge_log_z({"importance": GOOD._replace(**changes)}).level == level
+
+    @pytest.mark.parametrize(
+        ("gap", "level"), [(0.0089, "TRUST"), (0.0091, "CARE"), (0.099, "CARE"), (0.101, "DISTRUST")]
+    )
+    def test_borders_of_a_disagreement(self, gap, level):
+        """Three errors of 0.003 nats, and a tenth of a nat."""
+        assert judge_log_z({"importance": GOOD._replace(value=ON_GRID.value + gap), "grid": ON_GRID}).level == level
+
+    def test_a_quadrature_is_named(self):
+        found = judge_log_z({"quadrature": ON_GRID._replace(method="quadrature")})
+        assert (found.level, "by quadrature, one coordinate after the other" in found.text) == ("TRUST", True)
+
+    def test_a_doubt_is_said_once(self):
+        bad = {"importance": GOOD._replace(khat=0.9)}
+        assert judge_log_z(bad, ["Pareto k is 0.90, not below 0.7"]) == judge_log_z(bad)
+
+    def test_doubts_outweigh_missing_rows(self):
+        assert judge_log_z({"importance": GOOD}, ["it diverged"], unchecked="no rows were given").level == "DISTRUST"
+
     def test_what_the_ladder_doubts_is_distrusted(self):
         found = judge_log_z({"importance": GOOD}, ["the noise misses mass"])
         assert found == Part("DISTRUST", "cannot be believed: the noise misses mass")
@@ -67,7 +103,13 @@ class TestFit:
             (1.5, 0.1, 500, STOPPED, "TRUST", "+1.500 ± 0.100 nats a row over its noise, on 500 held-out rows"),
             (0.0, 0.0, 500, STOPPED, "TRUST", "the noise fits as well"),
             (-0.15, 0.1, 500, STOPPED, "TRUST", "-0.150"),
+            (-0.2, 0.1, 500, STOPPED, "TRUST", "-0.200"),
+            (-0.201, 0.1, 500, STOPPED, "DISTRUST", "worse than its noise"),
             (-0.25, 0.1, 500, STOPPED, "DISTRUST", "worse than its noise"),
+            (-0.25, 0.1, 5, STOPPED, "DISTRUST", "worse than its noise"),
+            (-1e-3, 0.0, 500, STOPPED, "TRUST", "-0.001"),
+            (-1.1e-3, 0.0, 500, STOPPED, "DISTRUST", "worse than its noise"),
+            (math.inf, 0.1, 500, STOPPED, "DISTRUST", "no finite log density"),
             (-1e-7, 0.0, 500, STOPPED, "TRUST", "the noise fits as well"),
             (math.nan, 0.1, 500, STOPPED, "DISTRUST", "no finite log density"),
             (1.5, 0.1, 29, STOPPED, "CARE", "29 held-out rows say little"),
@@ -84,6 +126,20 @@ class TestFit:
     def test_levels(self, gain, error, rows, trend, level, reason):
         found = judge_fit(gain, error, rows, trend, steps=100)
         assert (found.level, reason in found.text) == (level, True), found
+
+    def test_without_training_the_noise_is_the_density(self):
+        assert "the noise alone is the density" in judge_fit(0.0, 0.0, 500, None, steps=0).text
+
+    def test_why_training_was_given_up_ends_once(self):
+        found = judge_fit(0.0, 0.0, 500, None, failed="At step 3 it diverged. Lower the rate.")
+        assert found.text.endswith("the noise alone is the density: At step 3 it diverged. Lower the rate")
+
+    @pytest.mark.parametrize("gain", [-1.0, math.nan])
+    def test_warnings_stand_beside_a_bad_fit(self, gain):
+        found = judge_fit(gain, 0.1, 500, STOPPED, warned=["At step 10, lag: u is too slow", "At step 20, score: high"])
+        assert found.level == "DISTRUST"
+        for cause in ("at step 10, lag", "at step 20, score"):
+            assert f"the health monitor warned ({cause})" in found.text
 
     def test_what_else_counts(self):
         assert judge_fit(1.0, 0.1, 500, STOPPED, wholly_finite=False).level == "DISTRUST"
@@ -103,10 +159,26 @@ class TestSamples:
             (5000, 400.0, 1.01, "CARE"),
             (1000, 500.0, 1.2, "CARE"),
             (50, 50.0, math.nan, "TRUST"),
+            (50, 49.0, math.nan, "DISTRUST"),
+            (1000, 100.0, 1.01, "TRUST"),
+            (5000, 500.0, 1.01, "TRUST"),
+            (5000, 499.0, 1.01, "CARE"),
+            (5000, 100.0, 1.01, "CARE"),
+            (5000, 99.0, 1.01, "DISTRUST"),
+            (1000, 500.0, 1.05, "TRUST"),
+            (1000, 500.0, 1.051, "CARE"),
+            (1000, 0.0, math.nan, "DISTRUST"),
         ],
     )
     def test_levels(self, n, worth, r_hat, level):
         assert judge_samples("chains", n, worth, r_hat).level == level
+
+    def test_how_and_how_many(self):
+        assert (
+            judge_samples("from a grid", 1000, 1000.0).text
+            == "from a grid; 1,000 draws are worth 1,000 independent ones"
+        )
+        assert judge_samples("chains", 5000, 400.0, 1.01).text.endswith("worth 400 independent ones, R-hat 1.01")
 
 
 class TestWhole:
@@ -115,6 +187,17 @@ class TestWhole:
         assert Verdict(parts["TRUST"], parts["CARE"], parts["TRUST"]).level == "CARE"
         assert Verdict(parts["TRUST"], parts["CARE"], parts["DISTRUST"]).level == "DISTRUST"
         assert Verdict(parts["TRUST"]).level == "TRUST"
+        assert Verdict(parts["DISTRUST"], parts["TRUST"], parts["CARE"]).level == "DISTRUST"
+        assert Verdict(parts["TRUST"], None, parts["CARE"]).level == "CARE"
+
+    def test_lines(self):
+        verdict = Verdict(Part("TRUST", "a"), Part("CARE", "b"), Part("DISTRUST", "c"))
+        assert verdict.text().splitlines() == [
+            "DISTRUST",
+            "  log Z    TRUST     a.",
+            "  Fit      CARE      b.",
+            "  Samples  DISTRUST  c.",
+        ]
 
     def test_plain_values_and_back(self):
         verdict = Verdict(Part("TRUST", "a"), None, Part("CARE", "b"))
