@@ -502,7 +502,7 @@ class TestDivision:
         np.testing.assert_array_equal(together[np.lexsort(together.T)], rows[np.lexsort(rows.T)])
 
     def test_rows_that_count_as_none(self):
-        """Wherever they stand in the order, the last place included, the others are divided as if they were not there."""
+        """Wherever they stand, also at the end, the others are divided as if they were not there."""
         rows = np.random.default_rng(2).normal(size=(50, 2))
         counts = np.full(50, 2)
         counts[0] = 0

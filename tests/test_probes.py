@@ -172,6 +172,7 @@ def test_a_noise_that_ends_where_the_model_does():
     assert beyond_support(square, box_noise(5)) is None
     climb = ladder(square, box_noise(5), generator=seeded())
     assert climb.doubts == ()
+    assert (climb.trusted, bool(climb.unchecked)) == (False, True)  # no rows were compared
     rows = 2 * torch.rand(500, 5, generator=seeded(1), dtype=F64) - 1
     assert ladder(square, box_noise(5), data=rows, generator=seeded()).trusted
     assert climb.log_z.value == pytest.approx(5 * math.log(2), abs=1e-9)
