@@ -16,7 +16,7 @@ PRECISIONS = ("32", "64", "bf16")
 
 
 class Machine(Protocol):
-    """What training asks of the machine: Lightning's `Fabric` answers, and so does `OneProcess`."""
+    """The machine as training sees it: Lightning's `Fabric` is one, and so is `OneProcess`."""
 
     @property
     def device(self) -> torch.device: ...

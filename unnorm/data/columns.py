@@ -20,7 +20,7 @@ MOST_SINGLES, SINGLE_SHARE = 3, 0.01  # values that occur once, in a discrete co
 
 @dataclass(frozen=True)
 class Column:
-    """What the values of a numeric column are like.
+    """The kind of a numeric column, and the numbers that go with it.
 
     Attributes:
         kind: "constant"; "discrete", where the values lie on a lattice or are few, and nearly all occur again and

@@ -49,7 +49,7 @@ def pareto_khat(log_w: Tensor) -> float:
 
 
 def tail_length(n: int) -> int:
-    """How many of `n` weights make the tail: 3 sqrt(n), of few a fifth (Vehtari et al. 2024), of too few all but one.
+    """Return how many of `n` weights make the tail: 3 sqrt(n), of few a fifth (Vehtari et al. 2024), or all but one.
 
     >>> tail_length(10_000), tail_length(100), tail_length(10)
     (300, 20, 9)
@@ -153,7 +153,7 @@ def doubt(found: LogZ) -> str | None:
 
 
 def believable(found: LogZ) -> bool:
-    """Whether an estimate can tell its own error.
+    """Return whether an estimate can tell its own error.
 
     >>> believable(LogZ(0.0, 0.01, 900, 0.2, "importance", 1000)), believable(LogZ(0.0, 0.5, 3, 1.5, "importance", 9))
     (True, False)
